@@ -1,0 +1,1 @@
+"""Federated learning with a model for every device, every team and the whole population."""

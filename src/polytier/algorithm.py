@@ -1,0 +1,616 @@
+"""The seam: a method is what each tier runs, written as functions of rows.
+
+A program never sees how many rows it is given, where its children live or how messages travel. The
+same lines run for ten thousand simulated devices and, with n = 1, on one real device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polytier import random
+from polytier.data.batches import Batch, Batches, Plan
+from polytier.memory import Memory
+from polytier.objective import Objective
+from polytier.participation import Participation
+from polytier.topology import Topology
+
+Rows = Tensor | dict[str, Tensor]  # [nodes, ...], any trailing shape and dtype
+Step = float | Sequence[float] | Mapping[str, Any]  # one number, one a node, or either by tier name
+BLOCK = 8  # children are summed in blocks of this many, by rank, whatever the tile or worker
+
+
+# -- hyper-parameters ---------------------------------------------------------------------------------
+
+
+def parameter(
+    default: Any, letter: str, meaning: str, *, above: float | None = None, least: float | None = None,
+    most: float | None = None, choices: Sequence[str] | None = None, per: str = "",
+) -> Any:  # fmt: skip
+    """A field of a method: its default, the paper's letter, what it means, and its range.
+
+    `per="tier"`: may also be given by tier name; `per="node"`: by tier name, or one value a node.
+    """
+    limits = {"above": above, "least": least, "most": most, "choices": choices, "per": per}
+    return dataclasses.field(default=default, metadata={"letter": letter, "meaning": meaning, **limits})
+
+
+def describe_range(meta: Mapping[str, Any]) -> str:
+    if meta["choices"]:
+        return " | ".join(meta["choices"])
+    low = f"> {meta['above']:g}" if meta["above"] is not None else f">= {meta['least']:g}" if meta["least"] is not None else ""
+    high = f"<= {meta['most']:g}" if meta["most"] is not None else ""
+    return ", ".join(filter(None, (low, high)))
+
+
+def check_value(name: str, value: Any, default: Any, meta: Mapping[str, Any]) -> Any:
+    """The value in the field's type, or a ValueError that says what is allowed."""
+    if isinstance(value, Mapping):
+        if not meta["per"]:
+            raise ValueError(f"{name} is one value for the whole run; got {dict(value)}")
+        return {str(k): check_value(f"{name}.{k}", v, default, meta) for k, v in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        if meta["per"] != "node":
+            raise ValueError(f"{name} is one value{' a tier' if meta['per'] else ''}; got {len(value)} values")
+        return tuple(check_value(name, v, default, meta) for v in value)
+    if meta["choices"]:
+        if value not in meta["choices"]:
+            raise ValueError(f"{name} = {value!r}; allowed: {describe_range(meta)}")
+        return value
+    kind = type(default)
+    try:
+        if isinstance(value, bool) != (kind is bool):
+            raise ValueError
+        number = kind(value)
+        if number != float(value) or not np.isfinite(number):
+            raise ValueError
+    except (TypeError, ValueError):
+        what = {int: "a whole number", bool: "true or false"}.get(kind, "a number")
+        raise ValueError(f"{name} = {value!r} is not {what}") from None
+    low, least, most = meta["above"], meta["least"], meta["most"]
+    if (low is not None and number <= low) or (least is not None and number < least) or (most is not None and number > most):
+        raise ValueError(f"{name} = {value} is out of range; allowed: {describe_range(meta)}")
+    return number
+
+
+# -- a method -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A method. Its fields are all its hyper-parameters; its functions are what each tier runs."""
+
+    tiers: ClassVar[int | None] = None  # 2: a flat method; deeper trees are collapsed for it
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if field.metadata:
+                value = check_value(field.name, getattr(self, field.name), field.default, field.metadata)
+                object.__setattr__(self, field.name, value)
+
+    def init(self, x: Tensor) -> Rows:
+        """What the server keeps between rounds, from the first model [1, d]; checkpointed."""
+        return x
+
+    def server(self, state: Rows, children: Children) -> Rows:
+        """One round."""
+        raise NotImplementedError(f"{type(self).__name__} needs a server program")
+
+    def team(self, x: Rows, children: Children) -> Rows:
+        """Runs at every inner tier; x is what the parent sent."""
+        return children.solve(x).mean()
+
+    def device(self, x: Rows, local: Local) -> Rows:
+        """Runs at the devices, the only program that sees data."""
+        raise NotImplementedError(f"{type(self).__name__} needs a device program")
+
+    def global_model(self, state: Rows) -> Tensor | None:
+        """[1, d], or None if the method has no model for the whole population."""
+        return state.get("model") if isinstance(state, dict) else state
+
+    def publish(self, state: Rows) -> Rows | None:
+        """[1, ...] what every device is given before `personal`; counts no traffic."""
+        return None
+
+    def personal(self, x: Rows | None, local: Local) -> Tensor | None:
+        """[n, d] the devices' own models, made from training data alone; None if the method has none."""
+        return local.memory("model", local.initial)
+
+    def predict(self, model: Tensor, local: Local, inputs: Tensor) -> Tensor:
+        """Outputs [n, B, ...] of the models [n, d] on inputs [n, B, ...]."""
+        return local.apply(model, inputs)
+
+
+# -- what a program is given --------------------------------------------------------------------------
+
+
+class Diverged(RuntimeError):
+    """Some rows are no longer finite numbers."""
+
+    def __init__(self, round_: int, tier: str, nodes: Sequence[str]) -> None:
+        super().__init__(round_, tier, nodes)
+        self.round, self.tier, self.nodes = round_, tier, list(nodes)
+
+    def __str__(self) -> str:
+        some = ", ".join(self.nodes[:5]) + (f" and {len(self.nodes) - 5} more" if len(self.nodes) > 5 else "")
+        kind = self.tier.rstrip("0123456789")
+        which = "" if kind == "server" else f" {some}"
+        steps = {"device": "device_lr", "team": "team_lr (then device_lr)", "server": "server_lr (then team_lr)"}[kind]
+        return f"diverged in round {self.round}: {self.tier}{which} has no finite model any more; lower {steps}"
+
+
+@dataclass(frozen=True)
+class Clock:
+    """When a program runs: the round, and the call's number, nested as parent_call * 2^16 + k."""
+
+    round: int
+    call: int = 0
+
+
+@dataclass(frozen=True)
+class Call:
+    """A message to some nodes of a tier.
+
+    rows   | [senders, ...] what is sent
+    sender | [n] the row each receiver gets
+    method | the name of a method of the algorithm ("solve": the tier's own program), or a function of the house
+    blocks | [n] the block in which each answer is summed, or None for all answers
+    shares | [n] each receiver's share of the samples in its parent's sum
+    quiet  | evaluation: counts no traffic, writes nothing
+    """
+
+    tier: int
+    ids: Tensor
+    method: str | Callable[[Algorithm, Any, Any], Rows]
+    clock: Clock
+    rows: Rows
+    sender: Tensor
+    blocks: Tensor | None = None
+    shares: Tensor | None = None
+    quiet: bool = False
+
+    def part(self, start: int, end: int) -> Call:
+        """The same call to the receivers start .. end alone."""
+        used, sender = torch.unique(self.sender[start:end], return_inverse=True)
+        blocks = None if self.blocks is None else self.blocks[start:end] - self.blocks[start]
+        return dataclasses.replace(
+            self,
+            ids=self.ids[start:end],
+            rows=map_rows(lambda r: r[used], self.rows),
+            sender=sender,
+            blocks=blocks,
+            shares=None if self.shares is None else self.shares[start:end],
+        )
+
+
+class Engine(Protocol):
+    def deliver(self, call: Call) -> Iterator[Any]:
+        """Run the call at its receivers. Yields, in order, rows [k, ...], or `Folded` blocks if `call.blocks`."""
+        ...
+
+
+@dataclass
+class World:
+    """What every program of a run shares. An engine has one in each process."""
+
+    algorithm: Algorithm
+    topology: Topology
+    objective: Objective
+    batches: Batches
+    memory: Memory
+    participation: tuple[Participation, ...]  # by tier; the server's is never read
+    seed: int = 0
+    batch_size: int = 32
+    absent: str = "skip"
+    device_steps: int = 0  # gradient evaluations on one mini-batch by one device, so far
+    metrics: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = dataclasses.field(default_factory=dict)
+    engine: Engine = dataclasses.field(default=None, repr=False)  # type: ignore[assignment]
+
+    @cached_property
+    def samples(self) -> tuple[Tensor, ...]:
+        """By tier: training samples below each node."""
+        return self.topology.summed(self.batches.federation.samples[self.topology.order])
+
+
+class Node:
+    """What every tier's program has. All rows are of the nodes `ids` of one tier, in that order."""
+
+    def __init__(self, world: World, tier: int, ids: Tensor, clock: Clock, quiet: bool = False) -> None:
+        self.world, self.tier, self.ids, self.clock, self.quiet = world, tier, ids, clock, quiet
+
+    @property
+    def round(self) -> int:
+        return self.clock.round
+
+    @property
+    def initial(self) -> Tensor:
+        """[n, d] the model that every node starts from."""
+        return self.world.objective.initial.expand(len(self.ids), -1)
+
+    @property
+    def samples(self) -> Tensor:
+        """[n] training samples at or below each node."""
+        return self.world.samples[self.tier][self.ids]
+
+    def memory(self, name: str, default: Tensor) -> Tensor:
+        """Named rows that last from round to round; `default` at nodes that kept none yet."""
+        return self.world.memory.read(self.tier, name, self.ids, default)
+
+    def keep(self, **rows: Tensor) -> None:
+        """Keep named rows; "model" is what is evaluated at this tier."""
+        if not self.quiet:
+            for name, value in rows.items():
+                check_finite(self, value)
+                self.world.memory.write(self.tier, name, self.ids, value)
+
+    def uniform(self, purpose: str, k: int = 1) -> Tensor:
+        """[n, k] draws in [0, 1), each node its own."""
+        base = random.key(self.world.seed, purpose, self.clock.round, self.clock.call)
+        return random.uniform(random.node_keys(base, self.world.topology.keys[self.tier][self.ids]), k)
+
+    def shared(self, purpose: str, k: int = 1) -> Tensor:
+        """[k] draws in [0, 1), the same at all nodes of the round."""
+        base = random.key(self.world.seed, purpose, self.clock.round)
+        return random.uniform(torch.tensor([random.signed(base)]), k)[0]
+
+    def columns(self, pattern: str) -> Tensor:
+        """[d] True where the parameter's name fits the pattern, e.g. "head.*"."""
+        objective = self.world.objective
+        fits = [fnmatch.fnmatch(name, pattern) for name in objective.names]
+        return torch.repeat_interleave(torch.tensor(fits), torch.tensor(objective.sizes))
+
+    def value(self, field: Step, tier: int | None = None) -> Any:
+        """A field for these nodes: a number, or a column [n, 1] if it is one a node. `tier` reads another tier's."""
+        name = self.world.topology.tier_names[self.tier if tier is None else tier]
+        if isinstance(field, Mapping):
+            if name not in field:
+                raise ValueError(f"a field is given by tier ({', '.join(field)}) and none is named {name}")
+            field = field[name]
+        if isinstance(field, int | float):
+            return field
+        size = self.world.topology.size(self.tier)
+        if tier is not None and tier != self.tier:
+            raise ValueError(f"{name}: this field is one number a tier; got {len(field)} numbers")
+        if len(field) != size:
+            raise ValueError(f"{name}: a field with one number a node needs {size}; got {len(field)}")
+        # devices are numbered as in the federation, whatever team they are in
+        places = self.world.topology.order[self.ids] if self.tier == self.world.topology.leaf else self.ids
+        return torch.tensor(field, dtype=self.world.objective.dtype)[places].unsqueeze(1)
+
+
+class Children(Node):
+    """A node that is not a device: it can call its children."""
+
+    def __init__(self, world: World, tier: int, ids: Tensor, clock: Clock, quiet: bool = False) -> None:
+        super().__init__(world, tier, ids, clock, quiet)
+        self._calls = 0
+
+    @cached_property
+    def kids(self) -> tuple[Tensor, Tensor]:
+        """Who is registered: children [k], and for each the position in `ids` of its parent [k]."""
+        return self.world.topology.kids(self.tier, self.ids)
+
+    def draw(self) -> tuple[Tensor, Tensor]:
+        """Who takes part in the next untargeted call: children and their parents' positions."""
+        kids, position = self.kids
+        rule = self.world.participation[self.tier + 1]
+        base = random.key(self.world.seed, "participation", self.clock.round, self._next_clock().call)
+        keys = self.world.topology.keys[self.tier + 1][kids]
+        chosen = rule.draw(base, self.clock.round, keys, kids, position, len(self.ids))
+        return kids[chosen], position[chosen]
+
+    def below(self, device: Step, team: Step) -> Any:
+        """The children's value of a field: of `device` if they are devices, else of `team` at their tier."""
+        child = self.tier + 1
+        return self.value(device if child == self.world.topology.leaf else team, child)
+
+    def solve(self, rows: Rows, where: Tensor | None = None) -> Sums:
+        """Send rows [m, ...], one a parent, to the children that take part; they run the next tier's program.
+
+        The answers are summed as they come and never all held. `where` [m]: which parents call at all.
+        """
+        kids, position = self._present(where)
+        if self.world.absent == "stale" and not self.world.participation[self.tier + 1].everybody:
+            self.remember("answer", self._answers("solve", rows, kids, position))
+            return self.recall("answer", self._spread(rows))
+        blocks = self._blocks(kids, position)
+        sums = Sums.zeros(rows, len(self.ids))
+        parent_of_block = position[starts_of(blocks)]
+        for folded in self._deliver("solve", rows, kids, position, blocks):
+            sums.add(folded, parent_of_block[folded.first : folded.first + folded.count])
+        return sums
+
+    def call(
+        self, method: str, rows: Rows, to: Tensor | None = None, each: bool = False, where: Tensor | None = None
+    ) -> Answers:
+        """Run another method of the algorithm at the children and hold every answer.
+
+        `to` names the children (they are not redrawn); with `each`, rows hold one row for each of them.
+        """
+        if to is None:
+            kids, position = self._present(where)
+        else:
+            kids = to
+            place = torch.full((self.world.topology.size(self.tier),), -1)
+            place[self.ids] = torch.arange(len(self.ids))
+            position = place[self.world.topology.parents[self.tier + 1][kids]]
+        return self._answers(method, rows, kids, position, each)
+
+    def remember(self, name: str, answers: Answers) -> None:
+        """Keep answers, a row a child, on the parents' side."""
+        if not self.quiet:
+            for field, value in as_dict(answers.rows).items():
+                self.world.memory.write(self.tier + 1, f"_{name}-{field}", answers.ids, value)
+
+    def recall(self, name: str, default: Rows) -> Answers:
+        """What was remembered, of all registered children; `default` [children, ...] where nothing was."""
+        kids, position = self.kids
+        rows = {
+            field: self.world.memory.read(self.tier + 1, f"_{name}-{field}", kids, value)
+            for field, value in as_dict(default).items()
+        }
+        return self._as_answers(rows if isinstance(default, dict) else rows[""], kids, position, default)
+
+    # -- below: how a call becomes messages ------------------------------------------------------
+
+    def _next_clock(self) -> Clock:
+        return Clock(self.clock.round, (self.clock.call << 16) + self._calls)
+
+    def _present(self, where: Tensor | None) -> tuple[Tensor, Tensor]:
+        kids, position = self.draw()
+        return (kids, position) if where is None else (kids[where[position]], position[where[position]])
+
+    def _spread(self, rows: Rows) -> Rows:
+        return map_rows(lambda r: r[self.kids[1]], rows)
+
+    def _blocks(self, kids: Tensor, position: Tensor) -> Tensor:
+        """[k] blocks numbered from 0: BLOCK neighbours by their rank among all registered children."""
+        rank = kids - self.world.topology.offsets[self.tier][self.ids[position]]
+        return torch.unique_consecutive(torch.stack([position, rank // BLOCK]), dim=1, return_inverse=True)[1]
+
+    def _deliver(self, method: str, rows: Rows, kids: Tensor, sender: Tensor, blocks: Tensor | None) -> Iterator[Any]:
+        shares = None
+        if blocks is not None:
+            shares = share_of_samples(self.world.samples[self.tier + 1][kids], sender)
+        call = Call(self.tier + 1, kids, method, self._next_clock(), rows, sender, blocks, shares, self.quiet)
+        self._calls += 1
+        return self.world.engine.deliver(call)
+
+    def _answers(self, method: str, rows: Rows, kids: Tensor, position: Tensor, each: bool = False) -> Answers:
+        sender = torch.arange(len(kids)) if each else position
+        pieces = list(self._deliver(method, rows, kids, sender, None))
+        answers = cat_rows(pieces) if pieces else map_rows(lambda r: r[:0], rows)
+        return self._as_answers(answers, kids, position, rows)
+
+    def _as_answers(self, rows: Rows, kids: Tensor, position: Tensor, sent: Rows) -> Answers:
+        samples = self.world.samples[self.tier + 1][kids]
+        answers = Answers.zeros(sent, len(self.ids))
+        answers.rows, answers.ids, answers.parent, answers.samples = rows, kids, position, samples
+        if len(kids):
+            blocks = self._blocks(kids, position)
+            answers.add(fold(rows, share_of_samples(samples, position), blocks), position[starts_of(blocks)])
+        return answers
+
+
+class Local(Node):
+    """A device: the only node with data."""
+
+    def __init__(self, world: World, tier: int, ids: Tensor, clock: Clock, quiet: bool = False) -> None:
+        super().__init__(world, tier, ids, clock, quiet)
+        self.rows = world.topology.order[ids]  # their place in the federation
+        self._plans: dict[tuple[int, str], Plan] = {}
+
+    def batch(self, size: int | None = None, stream: str = "") -> Batch:
+        """The next mini-batch of each device; a named stream walks on its own."""
+        size = self.world.batch_size if size is None else size
+        if (size, stream) not in self._plans:
+            keys = self.world.topology.keys[self.tier][self.ids]
+            self._plans[size, stream] = self.world.batches.plan(
+                self.rows, keys, self.clock.round, self.clock.call, size, stream
+            )
+        return self.world.batches.next(self._plans[size, stream], size)
+
+    def full(self, split: str = "train") -> Batch:
+        """All samples."""
+        return self.world.batches.whole(self.rows, split)
+
+    def grad(self, theta: Tensor, batch: Batch | None = None, loss: Callable | None = None, extra: tuple = ()) -> Tensor:
+        """[n, d] gradients on a fresh mini-batch, or on the one given (`local.full()`: all data)."""
+        if not self.quiet:
+            self.world.device_steps += len(theta)
+        return self.world.objective.grad(theta, self.batch() if batch is None else batch, loss, extra)
+
+    def loss(self, theta: Tensor, batch: Batch | None = None, loss: Callable | None = None, extra: tuple = ()) -> Tensor:
+        """[n] values of the objective on all data, or on the batch given."""
+        return self.world.objective.loss(theta, self.full() if batch is None else batch, loss, extra)
+
+    def apply(self, theta: Tensor, inputs: Tensor) -> Tensor:
+        """[n, B, ...] outputs on inputs [n, B, ...]."""
+        return self.world.objective.outputs(theta, inputs)
+
+
+# -- answers ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Folded:
+    """Sums of blocks first .. first + count: by weight, the weighted sum of the answers and of the weights."""
+
+    first: int
+    count: int
+    sums: dict[str, Rows]
+    totals: dict[str, Tensor]
+
+
+@dataclass
+class Sums:
+    """Answers summed by parent. `mean(weight)`: "samples", the name of a field [n] of the answers, or None: all alike."""
+
+    sent: Rows
+    num: int
+    sums: dict[str, Rows]
+    totals: dict[str, Tensor]
+
+    @classmethod
+    def zeros(cls, sent: Rows, num: int):
+        return cls(sent, num, {}, {})
+
+    def add(self, folded: Folded, parent: Tensor) -> None:
+        """Add blocks, in order, to their parents' sums."""
+        for weight, rows in folded.sums.items():
+            if weight not in self.sums:
+                self.sums[weight] = map_rows(lambda r: r.new_zeros((self.num, *r.shape[1:])), rows)
+                self.totals[weight] = folded.totals[weight].new_zeros(self.num)
+            for field, value in as_dict(rows).items():
+                as_dict(self.sums[weight])[field].index_add_(0, parent, value)
+            self.totals[weight].index_add_(0, parent, folded.totals[weight])
+
+    def __getitem__(self, field: str) -> Sums:
+        """The sums of one field of the answers."""
+        sums = {w: rows[field] for w, rows in self.sums.items() if isinstance(rows, dict)}
+        sent = self.sent[field] if isinstance(self.sent, dict) and field in self.sent else {}
+        return Sums(sent, self.num, sums, self.totals)
+
+    @property
+    def count(self) -> Tensor:
+        """[m] how many answered."""
+        return self.totals[""].long() if self.totals else torch.zeros(self.num, dtype=torch.int64)
+
+    def sum(self) -> Rows:
+        return self.sums[""]
+
+    def mean(self, weight: str | None = None, empty: Rows | None = None) -> Rows:
+        """[m, ...] means; where nobody answered, `empty` (by default the rows that were sent)."""
+        empty = self.sent if empty is None else empty
+        weight = "" if weight in (None, "uniform") else weight
+        if not self.sums:
+            return empty
+        if weight not in self.sums:
+            raise ValueError(f"the answers have no weight {weight!r}; there are {', '.join(filter(None, self.sums))}")
+        total = self.totals[weight]
+        some = total > 0
+
+        def divide(rows: Tensor, instead: Tensor | None) -> Tensor:
+            shape = (-1, *[1] * (rows.ndim - 1))
+            if some.all():
+                return rows / total.reshape(shape).to(rows.dtype)
+            if instead is None:
+                raise ValueError("nobody answered some parent and the answers are not like the rows sent: give empty=")
+            return torch.where(some.reshape(shape), rows / total.clamp(min=1e-300).reshape(shape).to(rows.dtype), instead)
+
+        sums = self.sums[weight]
+        if isinstance(sums, dict):
+            fallback = empty if isinstance(empty, dict) else {}
+            return {k: divide(r, fallback.get(k)) for k, r in sums.items()}
+        return divide(sums, empty if isinstance(empty, Tensor) else None)
+
+
+@dataclass
+class Answers(Sums):
+    """The answers themselves: rows [k, ...] of the children `ids` [k]; `parent` [k] is their parent's position."""
+
+    rows: Rows = dataclasses.field(default_factory=dict)
+    ids: Tensor = dataclasses.field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    parent: Tensor = dataclasses.field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    samples: Tensor = dataclasses.field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+
+    def grouped(self, by: Tensor, groups: int, empty: Rows) -> Sums:
+        """Summed by another grouping than the parent: `by` [k] in 0 .. groups-1."""
+        order = torch.argsort(by, stable=True)
+        sums = Sums.zeros(empty, groups)
+        rows = map_rows(lambda r: r[order], self.rows)
+        if len(by):
+            sums.add(fold(rows, share_of_samples(self.samples[order], by[order]), by[order], groups), torch.arange(groups))
+        return sums
+
+
+def starts_of(blocks: Tensor) -> Tensor:
+    """Where each block starts; blocks [k] are numbered 0, 0, .., 1, 1, .."""
+    return torch.searchsorted(blocks, torch.arange(int(blocks[-1]) + 1 if len(blocks) else 0))
+
+
+def share_of_samples(samples: Tensor, position: Tensor) -> Tensor:
+    """[k] each answer's share of the samples of its parent's answers: a single answer weighs exactly 1."""
+    total = torch.zeros(int(position.max()) + 1 if len(position) else 0, dtype=torch.int64)
+    total.index_add_(0, position, samples)
+    return samples.double() / total[position].double()
+
+
+def fold(rows: Rows, shares: Tensor, blocks: Tensor, num: int | None = None, total: Folded | None = None) -> Folded:
+    """Sum rows [k, ...] into blocks, in order: plainly, by samples, and by every field that is one number a node.
+
+    Goes on with `total` if there is one, so that tiles may end anywhere.
+    """
+    num = int(blocks[-1]) + 1 if num is None else num
+    fields = {k: v for k, v in as_dict(rows).items() if k and v.ndim == 1 and v.is_floating_point()}
+    weights = {"": None, "samples": shares, **fields}
+    if total is None:
+        zeros = {w: map_rows(lambda r: r.new_zeros((num, *r.shape[1:])), rows) for w in weights}
+        total = Folded(0, num, zeros, {w: torch.zeros(num, dtype=torch.float64) for w in weights})
+    for name, weight in weights.items():
+        sums = as_dict(total.sums[name])
+        for field, value in as_dict(rows).items():
+            if weight is not None and value.is_floating_point():
+                value = value * weight.to(value.dtype).reshape(-1, *[1] * (value.ndim - 1))
+            sums[field].index_add_(0, blocks, value)
+        ones = torch.ones(len(blocks), dtype=torch.float64) if weight is None else weight.double()
+        total.totals[name].index_add_(0, blocks, ones)
+    return total
+
+
+# -- rows ---------------------------------------------------------------------------------------------
+
+
+def as_dict(rows: Rows) -> dict[str, Tensor]:
+    """A plain tensor is the field ""."""
+    return rows if isinstance(rows, dict) else {"": rows}
+
+
+def map_rows(function: Callable[[Tensor], Tensor], rows: Rows) -> Rows:
+    return {k: function(v) for k, v in rows.items()} if isinstance(rows, dict) else function(rows)
+
+
+def cat_rows(pieces: Sequence[Rows]) -> Rows:
+    first = pieces[0]
+    if isinstance(first, dict):
+        return {k: torch.cat([as_dict(p)[k] for p in pieces]) for k in first}
+    return torch.cat([p for p in pieces if isinstance(p, Tensor)])
+
+
+def check_finite(node: Node, rows: Rows) -> None:
+    """A sum a row shows NaN and infinity; stop and name the nodes."""
+    for value in as_dict(rows).values():
+        if value.is_floating_point() and not torch.isfinite(value.sum()):
+            bad = ~torch.isfinite(value.reshape(len(value), -1)).all(1)
+            if bad.any():
+                names = node.world.topology.names[node.tier][node.ids[bad].numpy()]
+                tier = node.world.topology.tier_names[node.tier]
+                raise Diverged(node.clock.round + 1, tier, [str(n) for n in names])
+
+
+def execute(world: World, call: Call, start: int, end: int) -> Rows:
+    """Run a call's program at its receivers start .. end."""
+    algorithm, leaf, ids = world.algorithm, world.topology.leaf, call.ids[start:end]
+    rows = map_rows(lambda r: r[call.sender[start:end]], call.rows)
+    node = (Local if call.tier == leaf else Children)(world, call.tier, ids, call.clock, call.quiet)
+    if isinstance(call.method, str):
+        name = ("device" if call.tier == leaf else "team") if call.method == "solve" else call.method
+        answer = getattr(algorithm, name)(rows, node)
+    else:
+        name = call.method.__name__
+        answer = call.method(algorithm, rows, node)
+    for value in as_dict(answer).values():
+        if len(value) != len(ids):
+            raise ValueError(f"{type(algorithm).__name__}.{name} was given {len(ids)} rows and answered {len(value)}")
+    if not call.quiet:
+        check_finite(node, answer)
+    return answer

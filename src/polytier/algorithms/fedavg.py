@@ -1,0 +1,34 @@
+"""FedAvg (McMahan et al. 2017): local SGD from the global model, then the mean.
+
+Minimises mean_i f_i(x), the mean weighted by samples.
+
+symbol | field        | shape  | meaning
+x      | state        | [1, d] | global model
+alpha  | device_lr    |        | step of a device
+L      | device_steps |        | mini-batch steps a round
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from polytier.algorithm import Algorithm, Children, Local, Rows, Step, parameter
+from polytier.solvers import sgd
+
+
+@dataclass(frozen=True)
+class FedAvg(Algorithm):
+    tiers: ClassVar[int | None] = 2
+    device_lr: Step = parameter(0.01, "alpha", "step size of a device", above=0, per="node")
+    device_steps: int = parameter(20, "L", "mini-batch steps of a device a round", least=1)
+    weights: str = parameter("samples", "n_k/n", "how models are averaged", choices=("samples", "uniform"))
+
+    def server(self, x: Tensor, devices: Children) -> Rows:
+        return devices.solve(x).mean(self.weights)
+
+    def device(self, x: Tensor, local: Local) -> Tensor:
+        return sgd(local, x, local.value(self.device_lr), self.device_steps)
+
+    def personal(self, x: Rows | None, local: Local) -> Tensor | None:
+        return None  # one model for all

@@ -1,0 +1,1 @@
+"""Data: sources, partitions over devices, teams, and the federation that training reads."""

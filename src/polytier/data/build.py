@@ -1,0 +1,212 @@
+"""From a few words to a federation: source, team formation, partition, split."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polytier.data.federation import Federation, one_a_device
+from polytier.data.partition import PARTITIONS, Assignment, column
+from polytier.data.sources import SOURCES, Source, load_npz, synthetic_devices
+from polytier.data.teams import FORMATIONS
+
+FORM, SHARE = 0xB1, 0xB2  # what a stage's random numbers are for
+
+
+def spec(text: str) -> tuple[str, list[str], dict[str, str]]:
+    """Parse `name[:arg,arg,key=value]`."""
+    name, _, rest = text.partition(":")
+    args: list[str] = []
+    kwargs: dict[str, str] = {}
+    for item in filter(None, (part.strip() for part in rest.split(","))):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if equals and key not in kwargs:
+            kwargs[key] = value
+        elif equals or kwargs:
+            raise ValueError(f"{text!r}: {item!r} comes twice or after a key=value; write name:arg,key=value")
+        else:
+            args.append(item)
+    return name.strip(), args, kwargs
+
+
+def truth(text: str) -> bool:
+    return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
+
+
+def finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def integers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.split("[x+]", text))
+
+
+CONVERT: dict[str, tuple[Callable[[str], Any], str]] = {
+    "int": (int, "a whole number"),
+    "float": (finite, "a number"),
+    "bool": (truth, "true or false"),
+    "str": (str, "a word"),
+    "tuple[int, ...]": (integers, "whole numbers such as 500x200"),
+}
+
+
+def own_arguments(function: Callable) -> dict[str, str]:
+    """Names and types of the keyword-only parameters: what a user may set in `name:...`."""
+    found = {}
+    for key, parameter in inspect.signature(function).parameters.items():
+        hint = parameter.annotation
+        if parameter.kind == parameter.KEYWORD_ONLY:
+            found[key] = hint if isinstance(hint, str) else inspect.formatannotation(hint)
+    return found
+
+
+def convert(name: str, key: str, text: str, hint: str) -> Any:
+    function, words = CONVERT.get(hint, (str, "a word"))
+    try:
+        return function(text)
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{key} of {name} must be {words}; got {text!r}") from error
+
+
+def bind(text: str, table: Mapping[str, Callable], kind: str) -> tuple[str, Callable, dict[str, Any]]:
+    """The function that `name[:arg,key=value]` names in a table, and its own arguments in their types."""
+    name, args, given = spec(text)
+    if name not in table:
+        near = difflib.get_close_matches(name, table, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"no {kind} {name!r}; {hint}there are {', '.join(table)}")
+    own = own_arguments(table[name])
+    allowed = f"it takes {', '.join(own)}" if own else "it takes no arguments"
+    if len(args) > len(own):
+        raise ValueError(f"{kind} {name} got {len(args)} arguments ({', '.join(args)}); {allowed}")
+    placed = dict(zip(own, args, strict=False))
+    for key in given:
+        if key not in own or key in placed:
+            twice = " twice" if key in placed else ""
+            raise ValueError(f"{kind} {name} got {key!r}{twice}; {allowed}")
+    values = {key: convert(name, key, value, own[key]) for key, value in {**placed, **given}.items()}
+    return name, table[name], values
+
+
+def build_federation(
+    data: str | Path | Source = "digits",
+    data_dir: Path | str | None = None,
+    devices: int | None = None,
+    teams: int | tuple[int, ...] | None = None,
+    partition: str | None = None,
+    per_class: tuple[int, int] | None = None,
+    team_formation: str = "random",
+    split: tuple[float, float, float] = (3, 0, 1),
+    standardize: bool = False,
+    seed: int = 0,
+) -> Federation:
+    """The devices' data, a pure function of the arguments.
+
+    None means not given: 40 devices, 4 teams and labels:2 where the data name no devices or teams themselves.
+    Data that do (an .npz, LEAF, synthetic) keep their devices unless a partition is given; fewer `devices`
+    than the data name are drawn from them. `teams` (2, 4) is two tiers from the top: the first 4 of the 8
+    innermost teams belong to the first top team; 0 is none. Data, formation and partition are written
+    `name:arg,key=value`.
+    """
+    if seed < 0 or (devices is not None and devices < 1):
+        raise ValueError(f"seeds start at 0 and devices at 1; got seed {seed} and {devices} devices")
+    number = 40 if devices is None else devices
+    if is_npz(data) and (devices, partition, per_class) != (None, None, None):
+        raise ValueError(f"{data} names its own devices; leave out devices, partition and per_class")
+    source = load(data, data_dir, number, seed)
+    rng = np.random.default_rng([seed, SHARE])
+    if source.device is not None and per_class is None and partition in (None, "column"):
+        number = len(np.unique(source.device)) if devices is None else devices
+        assignment = column(source.y, number, rng, ids=source.device)
+        names = np.unique(source.device[assignment.index])
+        given = given_teams(source, names)
+        team, allowed = form(teams, team_formation, number, source, seed) if given is None else (given, None)
+        if allowed is not None:
+            raise ValueError(
+                f"{team_formation} decides on labels; data with devices need random or sequential"
+            )
+        if given is not None and teams is not None and np.prod(teams) != (known := len(np.unique(given))):
+            raise ValueError(f"{teams} teams asked for, the data name {known}; leave out teams")
+        part = None if source.split is None else source.split[assignment.index]
+        cluster = None if source.cluster is None else source.cluster[assignment.index]
+    else:
+        names = np.arange(number)
+        team, allowed = form(teams, team_formation, number, source, seed)
+        assignment = share_out(source, number, partition, per_class, allowed, rng)
+        part = assignment.split
+        cluster = None if assignment.cluster is None else assignment.cluster[assignment.device]
+    federation = Federation.from_arrays(
+        source.x[assignment.index],
+        source.y[assignment.index] if assignment.y is None else assignment.y,
+        device=names[assignment.device],
+        team=None if team is None else team[assignment.device],
+        split=part,
+        shares=split,
+        seed=seed,
+        cluster=cluster,
+        num_classes=source.num_classes,
+    )
+    return federation.standardized() if standardize else federation
+
+
+def is_npz(data: str | Path | Source) -> bool:
+    return not isinstance(data, Source) and str(data).lower().endswith(".npz")
+
+
+def load(data: str | Path | Source, data_dir: Path | str | None, devices: int, seed: int) -> Source:
+    if isinstance(data, Source):
+        return data
+    if is_npz(data):
+        return load_npz(data)
+    _, function, own = bind(str(data), SOURCES, "data set or .npz file")
+    made = (devices, seed) if function is synthetic_devices else ()
+    return function(None if data_dir is None else Path(data_dir), *made, **own)
+
+
+def given_teams(source: Source, names: np.ndarray) -> np.ndarray | None:
+    """The team of each named device, if the data have a column of teams."""
+    if source.device is None or source.team is None:
+        return None
+    known, owner = np.unique(source.device, return_inverse=True)
+    return one_a_device(source.team, owner, known, "team")[np.isin(known, names)]
+
+
+def form(
+    teams: int | tuple[int, ...] | None, formation: str, num_devices: int, source: Source, seed: int
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """The innermost team of each device, and the labels it may hold; 0 teams: none."""
+    _, function, own = bind(formation, FORMATIONS, "team formation")
+    if teams == 0:
+        return None, None
+    if isinstance(teams, tuple) and (not teams or min(teams) < 1):
+        raise ValueError(f"teams of several tiers are written 2x4, each at least 1; got {teams}")
+    number = min(4, num_devices) if teams is None else int(np.prod(teams))
+    return function(num_devices, number, source.num_classes, np.random.default_rng([seed, FORM]), **own)
+
+
+def share_out(
+    source: Source,
+    num_devices: int,
+    partition: str | None,
+    per_class: tuple[int, int] | None,
+    allowed: np.ndarray | None,
+    rng: np.random.Generator,
+) -> Assignment:
+    """Run the partition; counts per class replace the sizes of `labels`."""
+    default = "labels:2" if per_class is None else "per-class"
+    name, function, own = bind(partition or default, PARTITIONS, "partition")
+    if per_class is not None:
+        if name not in ("labels", "per-class"):
+            raise ValueError(f"counts per class go with the partition labels or per-class, not with {name}")
+        function, own = PARTITIONS["per-class"], {**own, "train": per_class[0], "test": per_class[1]}
+    return function(source.y, num_devices, rng, allowed=allowed, **own)

@@ -1,0 +1,177 @@
+"""Fetch public data sets: resumable, checked against the published digest before a file is put in place."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import shutil
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from polytier.data.sources import SOURCES, default_dir, reading
+
+Progress = Callable[[int, int | None], None]
+
+
+@dataclass(frozen=True)
+class Download:
+    """A public file: where from, its published digest ("md5:..." or "sha256:..."), what to unpack of it."""
+
+    url: str
+    digest: str
+    members: tuple[str, ...] = ()
+
+    @property
+    def file(self) -> str:
+        return self.url.rsplit("/", 1)[-1]
+
+
+def idx_files(url: str, *digests: str) -> tuple[Download, ...]:
+    files = [
+        f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+    ]
+    return tuple(Download(f"{url}/{f}", f"md5:{md5}") for f, md5 in zip(files, digests, strict=True))
+
+
+EMNIST = Download(
+    "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
+    "md5:58c8d27c78d21e728a6bc7b3cc06412e",
+    tuple(
+        f"emnist-{kind}-{part}-{what}-ubyte.gz"
+        for kind in ("digits", "byclass")
+        for part in ("train", "test")
+        for what in ("images-idx3", "labels-idx1")
+    ),
+)
+
+DOWNLOADS: dict[str, tuple[Download, ...]] = {
+    "mnist": idx_files(
+        "https://ossci-datasets.s3.amazonaws.com/mnist",
+        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "d53e105ee54ea40749a09fcbcd1e9432",
+        "9fb629c4189551a2d022fa330f9573f3",
+        "ec29112dd5afa0611ce80d1b7f02629c",
+    ),
+    "fashion-mnist": idx_files(
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "25c81989df183df01b3e8a0aad5dffbe",
+        "bef4ecab320f06d8554ea6380940ec79",
+        "bb300cfdad3c16e7a12a480ee83cd310",
+    ),
+    "emnist-digits": (EMNIST,),
+    "emnist-byclass": (EMNIST,),
+    "cifar-10": (
+        Download(
+            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "md5:c58f30108f718f92721af3b95e74349a"
+        ),
+    ),
+    "cifar-100": (
+        Download(
+            "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "md5:eb9058c3a382ffc7106e4002c42a8d85"
+        ),
+    ),
+}
+
+BY_HAND = {
+    "digits": "digits come with the package; there is nothing to get",
+    "synthetic": "synthetic data are made on the spot; there is nothing to get",
+    "celeba": "CelebA is got by hand from https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html: put the folder "
+    "img_align_celeba, list_attr_celeba.txt and, to have persons as devices, identity_CelebA.txt into {}",
+    "leaf": "LEAF data are made by its own scripts, https://github.com/TalwalkarLab/leaf: put the folders "
+    "train and test with the json files into {}",
+}
+
+
+def get(name: str, data_dir: Path | str | None = None, progress: Progress | None = None) -> Path:
+    """Fetch what the source needs into DIR/NAME (both EMNIST sources: DIR/emnist) and return that folder.
+
+    `progress(done, total)` is called with bytes; a file that is already there is left as it is.
+    """
+    base = default_dir() if data_dir is None else Path(data_dir)
+    if name in BY_HAND:
+        raise ValueError(BY_HAND[name].format(base / name))
+    if name not in DOWNLOADS:
+        raise ValueError(f"no data {name!r}; there are {', '.join({**DOWNLOADS, **SOURCES})}")
+    folder = base / ("emnist" if name.startswith("emnist-") else name)
+    for item in DOWNLOADS[name]:
+        wanted = item.members or (item.file,)
+        if not all((folder / file).exists() for file in wanted):
+            if not (folder / item.file).exists():
+                fetch(item, folder, progress or (lambda done, total: None))
+            if item.members:
+                unpack(folder / item.file, item.members)
+    return folder
+
+
+def fetch(item: Download, folder: Path, progress: Progress) -> None:
+    """Download into FILE.part, going on where an earlier try stopped; rename it once the digest is right."""
+    target = folder / item.file
+    part = target.with_name(target.name + ".part")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        total = receive(item.url, part, progress)
+    except (OSError, http.client.HTTPException) as error:
+        raise ValueError(
+            f"{item.url} cannot be fetched: {error}. Try again to go on where it stopped, or put {item.file} "
+            f"into {folder} yourself"
+        ) from error
+    size = part.stat().st_size
+    if total is not None and size < total:
+        raise ValueError(f"{item.url} broke off after {size:,} of {total:,} bytes; try again to go on")
+    found = digest_of(part, item.digest.split(":")[0])
+    if found != item.digest:
+        part.unlink()
+        raise ValueError(
+            f"{item.url} gave a file with {found}, published is {item.digest}; it was removed. Try again, or "
+            f"put {item.file} into {folder} yourself"
+        )
+    part.replace(target)
+
+
+def receive(url: str, part: Path, progress: Progress) -> int | None:
+    """Append what is missing to the part; returns the full size, if the server tells it."""
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    try:
+        answer = urllib.request.urlopen(request, timeout=60)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code != 416:
+            raise
+        return None  # nothing left to send: the part is complete, or wrong, which the digest shows
+    with answer:
+        span = answer.headers.get("Content-Range", "")
+        resumed = answer.status == 206 and span.startswith(f"bytes {have}-")
+        done = have if resumed else 0
+        length = answer.headers.get("Content-Length")
+        total = None if length is None else done + int(length)
+        with open(part, "ab" if resumed else "wb") as file:
+            progress(done, total)
+            while block := answer.read(1 << 18):
+                file.write(block)
+                done += len(block)
+                progress(done, total)
+    return total
+
+
+def digest_of(path: Path, kind: str) -> str:
+    with open(path, "rb") as file:
+        found = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False))
+    return f"{kind}:{found.hexdigest()}"
+
+
+def unpack(archive: Path, members: tuple[str, ...]) -> None:
+    """The wanted files of a zip, without its folders; then the zip is removed."""
+    with reading(archive, "a zip archive"), zipfile.ZipFile(archive) as content:
+        names = {Path(name).name: name for name in content.namelist()}
+        for member in members:
+            part = archive.with_name(member + ".part")
+            with content.open(names[member]) as inside, open(part, "wb") as outside:
+                shutil.copyfileobj(inside, outside)
+            part.replace(archive.with_name(member))
+    archive.unlink()

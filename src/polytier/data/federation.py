@@ -1,0 +1,225 @@
+"""The devices' data: one tensor for all devices, with offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Samples sorted by device and, within a device, by split.
+
+    field      | shape         | meaning
+    x          | [N, ...]      | inputs; uint8 images stay uint8 and are scaled in the batch
+    y          | [N, ...]      | targets
+    bounds     | [n, 4]        | where a device's train, validation and test samples start, and where they end
+    ids        | [n]           | the devices' names: integers or strings
+    team       | [n] or None   | the name of each device's team, if the data say so
+    cluster    | [n] or None   | the true group of each device, if the data are made of groups
+    num_classes|               | None for targets that are not classes
+    scale,shift| broadcastable | an input to the model is `x * scale + shift`; None: as it is
+    """
+
+    x: Tensor
+    y: Tensor
+    bounds: Tensor
+    ids: np.ndarray
+    team: np.ndarray | None = None
+    cluster: np.ndarray | None = None
+    num_classes: int | None = None
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: Any,
+        y: Any,
+        device: Sequence | np.ndarray,
+        team: Sequence | np.ndarray | None = None,
+        split: Sequence | np.ndarray | None = None,
+        shares: tuple[float, float, float] = (3, 0, 1),
+        seed: int = 0,
+        cluster: Sequence | np.ndarray | None = None,
+        num_classes: int | None = None,
+    ) -> Federation:
+        """Build a federation from arrays with one row a sample.
+
+        `device`, `team` and `cluster` name the sample's device, team and true group; `split` is
+        "train", "validation" or "test" (or 0, 1, 2) a sample. Without it each device's samples are
+        shuffled and cut in the proportions of `shares`.
+        """
+        x, y = torch.as_tensor(x), torch.as_tensor(y)
+        device = np.asarray(device)
+        check_arrays(x, y, device)
+        ids, owner = np.unique(device, return_inverse=True)
+        part = split_by_shares(owner, shares, seed) if split is None else split_numbers(split, len(owner))
+        order = np.lexsort((part, owner))
+        counts = np.zeros((len(ids), 3), dtype=np.int64)
+        np.add.at(counts, (owner, part), 1)
+        if not counts[:, 0].all():
+            empty = ids[np.flatnonzero(counts[:, 0] == 0)[0]]
+            raise ValueError(f"device {empty} has no training samples; give it some or leave it out")
+        ends = np.cumsum(counts.reshape(-1)).reshape(-1, 3)
+        bounds = np.concatenate([(ends[:, :1] - counts[:, :1]), ends], axis=1)
+        index = torch.from_numpy(order)
+        x, y = x[index], y[index]
+        if num_classes is None and not y.is_floating_point() and y.numel():
+            num_classes = int(y.max()) + 1
+        return cls(
+            x=x if x.dtype == torch.uint8 or not x.is_floating_point() else x.float(),
+            y=y.long() if not y.is_floating_point() else y.float(),
+            bounds=torch.from_numpy(bounds),
+            ids=ids,
+            team=None if team is None else one_a_device(np.asarray(team), owner, ids, "team"),
+            cluster=None if cluster is None else one_a_device(np.asarray(cluster), owner, ids, "cluster"),
+            num_classes=num_classes,
+            scale=torch.tensor(1 / 255) if x.dtype == torch.uint8 else None,
+        )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def samples(self) -> Tensor:
+        """[n] number of training samples."""
+        return self.bounds[:, 1] - self.bounds[:, 0]
+
+    def span(self, split: str) -> tuple[Tensor, Tensor]:
+        """Start and end of a split of every device, [n] each."""
+        k = SPLITS.index(split)
+        return self.bounds[:, k], self.bounds[:, k + 1]
+
+    def index_of(self, device: Any) -> int:
+        """The row of the device with this name; "7" finds 7."""
+        found = np.flatnonzero(self.ids.astype(str) == str(device))
+        if not len(found):
+            some = ", ".join(map(str, self.ids[:5]))
+            raise ValueError(f"no device {device!r}; there are {len(self)}: {some}, ...")
+        return int(found[0])
+
+    def device(self, index: int, split: str = "train") -> tuple[Tensor, Tensor]:
+        """Raw samples of one device."""
+        start, end = (int(b[index]) for b in self.span(split))
+        return self.x[start:end], self.y[start:end]
+
+    def inputs(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """What a model sees: scaled, in the run's dtype (whole numbers other than images stay as they are)."""
+        if x.dtype != torch.uint8 and not x.is_floating_point():
+            return x
+        if self.scale is None and self.shift is None:
+            return x.to(dtype)
+        x = x.to(dtype, copy=True)  # in place from here on: a batch is large
+        if self.scale is not None:
+            x.mul_(self.scale.to(dtype))
+        if self.shift is not None:
+            x.add_(self.shift.to(dtype))
+        return x
+
+    def label_counts(self) -> np.ndarray:
+        """[n, classes] samples of each label at each device, all splits."""
+        if self.num_classes is None or self.y.ndim != 1:
+            return np.zeros((len(self), 0), dtype=np.int64)
+        owner = np.repeat(np.arange(len(self)), (self.bounds[:, 3] - self.bounds[:, 0]).numpy())
+        counts = np.zeros((len(self), self.num_classes), dtype=np.int64)
+        np.add.at(counts, (owner, self.y.numpy()), 1)
+        return counts
+
+    def standardized(self) -> Federation:
+        """The same data with mean 0 and deviation 1 over all training samples, by channel (images) or feature."""
+        start, end = self.span("train")
+        train = torch.cat([self.x[s:e] for s, e in zip(start.tolist(), end.tolist(), strict=True)])
+        axes = [0, *range(2, train.ndim)] if train.ndim > 2 else [0]
+        values = self.inputs(train, torch.float64)
+        if not values.is_floating_point():
+            raise ValueError("only images and floats can be standardised; these inputs are whole numbers")
+        mean = values.mean(axes, keepdim=True)[0]
+        spread = values.std(axes, keepdim=True, correction=0)[0]
+        spread = torch.where(spread > 1e-8, spread, torch.ones_like(spread))  # a constant feature stays 0
+        scale = torch.ones(()) if self.scale is None else self.scale
+        shift = torch.zeros(()) if self.shift is None else self.shift
+        return replace(self, scale=scale / spread, shift=(shift - mean) / spread)
+
+    def task(self, k: int) -> Federation:
+        """The k-th column of several targets as a federation of its own; the inputs are shared."""
+        classes = None if self.num_classes is None else int(self.y[:, k].max()) + 1
+        return replace(self, y=self.y[:, k].contiguous(), num_classes=classes)
+
+
+def check_arrays(x: Tensor, y: Tensor, device: np.ndarray) -> None:
+    if not (len(x) == len(y) == len(device)):
+        raise ValueError(
+            f"x, y and device need one row a sample; got {len(x)}, {len(y)} and {len(device)} rows"
+        )
+    if not len(x):
+        raise ValueError("the data are empty")
+    for name, values in (("x", x), ("y", y)):
+        if values.is_floating_point():
+            bad = ~torch.isfinite(values.reshape(len(values), -1)).all(1)
+            if bad.any():
+                row = int(bad.nonzero()[0])
+                raise ValueError(
+                    f"{name} has {int(bad.sum())} rows with NaN or infinity, the first in row {row} "
+                    f"(device {device[row]}); remove or fill them"
+                )
+    if not y.is_floating_point() and y.numel() and int(y.min()) < 0:
+        raise ValueError(f"labels must be 0, 1, 2, ...; got {int(y.min())}")
+
+
+def split_numbers(split: Sequence | np.ndarray, num_samples: int) -> np.ndarray:
+    """0, 1, 2 for train, validation, test."""
+    split = np.asarray(split)
+    if len(split) != num_samples:
+        raise ValueError(f"split needs one value a sample; got {len(split)} for {num_samples} samples")
+    if split.dtype.kind in "iu" and np.isin(split, (0, 1, 2)).all():
+        return split.astype(np.int64)
+    names = {"train": 0, "validation": 1, "val": 1, "valid": 1, "test": 2}
+    unknown = sorted(set(map(str, np.unique(split))) - set(names))
+    if unknown:
+        raise ValueError(f"split has {unknown[0]!r}; allowed are train, validation, test or 0, 1, 2")
+    return np.array([names[str(s)] for s in split], dtype=np.int64)
+
+
+def split_by_shares(owner: np.ndarray, shares: tuple[float, float, float], seed: int) -> np.ndarray:
+    """Shuffle every device's samples and cut them by `shares`; training keeps at least one sample."""
+    if len(shares) != 3 or not all(0 <= share < np.inf for share in shares) or shares[0] <= 0:
+        raise ValueError(f"the split is train:validation:test, e.g. 3:0:1, with train above 0; got {shares}")
+    rng = np.random.default_rng([seed, 0x5917])
+    order = np.lexsort((rng.random(len(owner)), owner))  # by device, shuffled within
+    size = np.bincount(owner)
+    rank = np.empty(len(owner), dtype=np.int64)
+    rank[order] = np.arange(len(owner)) - np.repeat(np.cumsum(size) - size, size)
+    total = sum(shares)
+    size = size[owner]
+    test = np.floor(size * shares[2] / total + 1e-9).astype(np.int64)
+    validation = np.floor(size * shares[1] / total + 1e-9).astype(np.int64)
+    if shares[2] > 0:  # every device that can spare a sample gets one to be judged by
+        test = np.maximum(test, np.minimum(1, size - 1))
+    test = np.minimum(test, size - 1)
+    validation = np.minimum(validation, size - 1 - test)
+    return np.where(rank < test, 2, np.where(rank < test + validation, 1, 0))
+
+
+def one_a_device(values: np.ndarray, owner: np.ndarray, ids: np.ndarray, what: str) -> np.ndarray:
+    """The single value that all samples of a device share."""
+    if len(values) == len(ids) and len(ids) != len(owner):
+        return values
+    if len(values) != len(owner):
+        raise ValueError(f"{what} needs one value a sample or a device; got {len(values)}")
+    first = np.full(len(ids), -1, dtype=np.int64)
+    first[owner[::-1]] = np.arange(len(owner))[::-1]
+    result = values[first]
+    wrong = np.flatnonzero(result[owner] != values)
+    if len(wrong):
+        name = ids[owner[wrong[0]]]
+        raise ValueError(f"device {name} is in more than one {what}; a device belongs to one {what}")
+    return result

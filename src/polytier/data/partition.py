@@ -1,0 +1,341 @@
+"""Which sample goes to which device.
+
+Every partition is a function `(y, num_devices, rng, allowed=None, *, own arguments) -> Assignment`. `allowed`
+[devices, classes] says which labels a device may hold (from the team formation). Most partitions first decide
+on counts [devices, classes] and then deal out shuffled samples, so that no sample is given twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from polytier.data.teams import blocks
+
+Array = np.ndarray
+Mask = np.ndarray | None
+Rng = np.random.Generator
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Sample `index[k]` of the source goes to device `device[k]`.
+
+    field   | shape           | meaning
+    index   | [K]             | rows of the source; rows not listed are left out
+    device  | [K]             | 0 to n - 1
+    split   | [K] or None     | 0 train, 1 validation, 2 test; None: cut later by shares
+    y       | [K] or None     | labels that replace the source's
+    cluster | [n] or None     | the true group of each device
+    """
+
+    index: Array
+    device: Array
+    split: Array | None = None
+    y: Array | None = None
+    cluster: Array | None = None
+
+
+def apportion(total: int, weights: Array) -> Array:
+    """Whole numbers in proportion to the weights that add up to the total: steps of a rounded running sum."""
+    running = np.cumsum(weights, dtype=np.float64)
+    return np.diff(np.rint(running / running[-1] * total), prepend=0).astype(np.int64)
+
+
+def check(holds: bool, advice: str) -> None:
+    if not holds:
+        raise ValueError(advice)
+
+
+def one_label(y: Array) -> Array:
+    advice = "Use iid or power-law, or a single attribute"
+    known = y.ndim == 1 and y.dtype.kind in "iu"
+    check(known, f"this partition needs one class label a sample; y is {y.dtype} {y.shape}. {advice}")
+    return y
+
+
+def enough(num_samples: int, num_devices: int, minimum: int = 1) -> None:
+    check(
+        num_devices >= 1 and minimum >= 1,
+        f"ask for at least 1 device and a minimum of at least 1 sample; got {num_devices} and {minimum}",
+    )
+    check(
+        num_samples >= num_devices * minimum,
+        f"{num_samples} samples are too few for {num_devices} devices with at least {minimum} each; "
+        f"ask for at most {num_samples // max(1, minimum)} devices or a lower minimum",
+    )
+
+
+def deal(y: Array, counts: Array, rng: Rng) -> Assignment:
+    """Hand out shuffled samples: `counts[u, c]` of label c to device u."""
+    index, device = [], []
+    for label in np.flatnonzero(counts.any(0)):
+        pool = rng.permutation(np.flatnonzero(y == label))
+        index.append(pool[: counts[:, label].sum()])
+        device.append(np.repeat(np.arange(len(counts)), counts[:, label]))
+    return Assignment(np.concatenate(index), np.concatenate(device))
+
+
+def lift(counts: Array, minimum: int, allowed: Mask) -> Array:
+    """Move samples from the richest devices to those below the minimum.
+
+    Every move fills the poor device, uses up one label of a rich one or brings that down to the minimum, so
+    this ends; a partition drawn again until it fits may never.
+    """
+    counts, size = counts.copy(), counts.sum(1)
+    for poor in np.flatnonzero(size < minimum):
+        may = np.ones(counts.shape[1], dtype=bool) if allowed is None else allowed[poor]
+        while size[poor] < minimum:
+            rich = int((size * counts[:, may].any(1)).argmax())
+            spare = counts[rich] * may
+            label = int(spare.argmax())
+            move = min(minimum - size[poor], size[rich] - minimum, spare[label])
+            check(
+                move > 0,
+                f"device {poor} cannot get {minimum} samples of the labels its team may hold; "
+                "ask for fewer devices or teams, or a lower minimum",
+            )
+            for device, change in ((rich, -move), (poor, move)):
+                counts[device, label] += change
+                size[device] += change
+    return counts
+
+
+def held_labels(y: Array, num_devices: int, per_device: int, allowed: Mask) -> Array:
+    """[n, classes]: device u holds labels u, u + 1, ... (mod C) of those it may hold.
+
+    Where the formation limits labels, u counts the devices with the same allowed set, so that a team's labels
+    are used evenly. Labels without samples are passed over.
+    """
+    present = np.bincount(y, minlength=0 if allowed is None else allowed.shape[1]) > 0
+    may = np.tile(present, (num_devices, 1)) if allowed is None else allowed & present
+    holds, seen = np.zeros_like(may), {}
+    for device, row in enumerate(may):
+        own = np.flatnonzero(row)
+        check(
+            1 <= per_device <= len(own),
+            f"{per_device} labels per device, but device {device} may hold {len(own)} labels; "
+            f"ask for 1 to {len(own)}" + ("" if allowed is None else ", or for fewer teams"),
+        )
+        rank = seen[row.tobytes()] = seen.get(row.tobytes(), -1) + 1
+        holds[device, own[(rank + np.arange(per_device)) % len(own)]] = True
+    return holds
+
+
+def labels(y: Array, num_devices: int, rng: Rng, allowed: Mask = None, *, per_device: int = 2) -> Assignment:
+    """A few labels per device, in very unequal numbers (PerMFL's and pFedMe's experiments).
+
+    The holders of a label get 10 samples each, then 300 to 599 more, and share out the rest in proportion to
+    lognormal(0, 2) draws. Where that would take more than half of the rest, the second part is scaled down to
+    half; where there are no 10 for each, all get the same.
+    """
+    y = one_label(y)
+    enough(len(y), num_devices)
+    holds = held_labels(y, num_devices, per_device, allowed)
+    counts = np.zeros(holds.shape, dtype=np.int64)
+    for label in np.flatnonzero(holds.any(0)):
+        holders, pool = np.flatnonzero(holds[:, label]), int((y == label).sum())
+        check(
+            pool >= len(holders),
+            f"label {label} has {pool} samples for {len(holders)} devices; ask for fewer devices or labels",
+        )
+        base = min(10, pool // len(holders))
+        rest = pool - base * len(holders)
+        extra, share = rng.integers(300, 600, len(holders)), rng.lognormal(0, 2, len(holders))
+        level = min(int(extra.sum()), rest // 2)
+        counts[holders, label] = base + apportion(level, extra) + apportion(rest - level, share)
+    return deal(y, counts, rng)
+
+
+def per_class(
+    y: Array,
+    num_devices: int,
+    rng: Rng,
+    allowed: Mask = None,
+    *,
+    train: int = 200,
+    test: int = 800,
+    per_device: int = 5,
+    shared: bool = False,
+) -> Assignment:
+    """Fixed numbers of training and test samples of each class (sFedHP's settings 1 and 2).
+
+    The counts are over the population, shared out evenly among the devices that hold the class. With `shared`
+    they are per device: devices may then have images in common, but nobody trains on anyone's test images.
+    """
+    y = one_label(y)
+    enough(len(y), num_devices)
+    check(train >= 1 and test >= 0, f"counts per class are TRAIN:TEST, at least 1:0; got {train}:{test}")
+    holds = held_labels(y, num_devices, per_device, allowed)
+    index, device, split = [], [], []
+    for label in np.flatnonzero(holds.any(0)):
+        holders = np.flatnonzero(holds[:, label])
+        pool = rng.permutation(np.flatnonzero(y == label))
+        check(
+            len(pool) >= train + test,
+            f"label {label} has {len(pool)} samples, not {train} + {test}; ask for smaller counts per class",
+        )
+        check(
+            shared or train >= len(holders),
+            f"{train} training samples a class are too few for {len(holders)} devices; ask for more of them",
+        )
+        cut = len(pool) * train // (train + test) if shared else train
+        for part, rows, count in ((0, pool[:cut], train), (2, pool[cut:], test)):
+            own = [rng.permutation(rows)[:count] for _ in holders] if shared else None
+            given = own or np.array_split(rows[:count], len(holders))
+            index += given
+            device.append(np.repeat(holders, [len(rows) for rows in given]))
+            split.append(np.full(len(device[-1]), part))
+    return Assignment(np.concatenate(index), np.concatenate(device), np.concatenate(split))
+
+
+def dirichlet(
+    y: Array, num_devices: int, rng: Rng, allowed: Mask = None, *, alpha: float = 0.5, minimum: int = 10
+) -> Assignment:
+    """Every class is shared out by Dirichlet(alpha) proportions, drawn once; then the poorest are lifted."""
+    y = one_label(y)
+    enough(len(y), num_devices, minimum)
+    check(1e-6 <= alpha <= 1e6, f"Dirichlet's alpha must lie between 1e-6 and 1e6; got {alpha}")
+
+    def draw(holders: Array) -> Array:
+        return rng.dirichlet(np.full(len(holders), alpha))
+
+    return by_weights(y, num_devices, rng, allowed, minimum, draw)
+
+
+def by_weights(
+    y: Array, num_devices: int, rng: Rng, allowed: Mask, minimum: int, draw: Callable[[Array], Array]
+) -> Assignment:
+    """Share out every class in proportion to `draw(those who may hold it)`, then lift the poorest."""
+    pools = np.bincount(y, minlength=0 if allowed is None else allowed.shape[1])
+    counts = np.zeros((num_devices, len(pools)), dtype=np.int64)
+    for label, pool in enumerate(pools):
+        may = np.ones(num_devices, dtype=bool) if allowed is None else allowed[:, label]
+        holders = rng.permutation(np.flatnonzero(may))
+        if len(holders):
+            counts[holders, label] = apportion(pool, draw(holders))
+    return deal(y, lift(counts, minimum, allowed), rng)
+
+
+def iid(y: Array, num_devices: int, rng: Rng, allowed: Mask = None) -> Assignment:
+    """Samples at random, in parts whose sizes differ by at most one."""
+    enough(len(y), num_devices)
+    if allowed is not None:
+        return by_weights(one_label(y), num_devices, rng, allowed, 1, lambda who: np.ones(len(who)))
+    return Assignment(rng.permutation(len(y)), blocks(len(y), num_devices))
+
+
+def power_law(
+    y: Array, num_devices: int, rng: Rng, allowed: Mask = None, *, exponent: float = 2.0, minimum: int = 10
+) -> Assignment:
+    """Samples at random, in parts whose sizes above the minimum have the density s^-exponent."""
+    enough(len(y), num_devices, minimum)
+    check(1.1 <= exponent < np.inf, f"the exponent of a power law must be 1.1 or more; got {exponent}")
+    weights = rng.uniform(1e-9, 1, num_devices) ** (-1 / (exponent - 1))
+    if allowed is not None:
+        return by_weights(one_label(y), num_devices, rng, allowed, minimum, lambda who: weights[who])
+    sizes = minimum + apportion(len(y) - num_devices * minimum, weights)
+    return Assignment(rng.permutation(len(y)), np.repeat(np.arange(num_devices), sizes))
+
+
+def column(
+    y: Array, num_devices: int, rng: Rng, allowed: Mask = None, ids: Array | None = None
+) -> Assignment:
+    """The owners that the data name themselves, `ids` [N]; of more owners than devices some are drawn.
+
+    Devices are numbered in the sorted order of the names that are kept.
+    """
+    if ids is None:
+        raise ValueError("these data name no devices; use another partition: labels:2, iid, dirichlet, ...")
+    check(allowed is None, "devices that the data name hold their labels; form teams by random or sequential")
+    names, owner = np.unique(ids, return_inverse=True)
+    check(
+        1 <= num_devices <= len(names),
+        f"{num_devices} devices asked for, the data name {len(names)}; ask for 1 to {len(names)}",
+    )
+    kept = np.sort(rng.permutation(len(names))[:num_devices])
+    index = np.flatnonzero(np.isin(owner, kept))
+    return Assignment(index, np.searchsorted(kept, owner[index]))
+
+
+def clustered(pools: list[Array], cluster: Array, rng: Rng, allowed: Mask) -> Assignment:
+    """The samples of each cluster's pool at random over its devices, evenly."""
+    check(allowed is None, "clusters decide on their devices' labels; form teams by random or sequential")
+    index, device = [], []
+    for number, pool in enumerate(pools):
+        members = np.flatnonzero(cluster == number)
+        enough(len(pool), len(members))
+        index.append(rng.permutation(pool))
+        device.append(members[blocks(len(pool), len(members))])
+    return Assignment(np.concatenate(index), np.concatenate(device), cluster=cluster)
+
+
+def clusters_permuted(
+    y: Array, num_devices: int, rng: Rng, allowed: Mask = None, *, num_clusters: int = 4, whole: bool = True
+) -> Assignment:
+    """Groups of devices that name the classes differently (CoBo's first experiment).
+
+    No two clusters give a class the same label; the first one keeps the true labels. Each cluster has the
+    whole data set, split at random over its devices; with `whole=false` the clusters share it out too.
+    """
+    y = one_label(y)
+    num_classes = int(y.max(initial=0)) + 1
+    check(
+        1 <= num_clusters <= num_classes,
+        f"{num_clusters} clusters need as many classes, there are {num_classes}; ask for 1 to {num_classes}",
+    )
+    cluster = blocks(num_devices, num_clusters, "clusters")
+    parts = np.array_split(rng.permutation(len(y)), 1 if whole else num_clusters)
+    given = clustered([parts[c % len(parts)] for c in range(num_clusters)], cluster, rng, allowed)
+    order = rng.permutation(num_classes)  # the classes on a ring; a cluster turns the ring by its own shift
+    shift = np.append(0, rng.permutation(np.arange(1, num_classes)))[cluster[given.device]]
+    renamed = order[(np.argsort(order)[y[given.index]] + shift) % num_classes]
+    return replace(given, y=renamed)
+
+
+def clusters_disjoint(
+    y: Array,
+    num_devices: int,
+    rng: Rng,
+    allowed: Mask = None,
+    *,
+    num_clusters: int = 4,
+    sizes: tuple[int, ...] = (),
+    classes_per_cluster: int = 0,
+) -> Assignment:
+    """Groups of devices with classes of their own (CoBo's second experiment: sizes=6+6+7+7+8+8+9+9+10+10).
+
+    `sizes` are the devices of each cluster (not given: even); `classes_per_cluster` 0 uses all classes.
+    """
+    y = one_label(y)
+    check(
+        not sizes or (sum(sizes) == num_devices and min(sizes) > 0),
+        f"the sizes {'+'.join(map(str, sizes))} must be above 0 and add up to {num_devices} devices",
+    )
+    num_clusters = len(sizes) or num_clusters
+    classes = rng.permutation(np.unique(y))
+    each = classes_per_cluster or len(classes) // max(1, num_clusters)
+    check(
+        each >= 1 and 1 <= num_clusters * each <= len(classes),
+        f"{num_clusters} clusters of {classes_per_cluster or 'some'} classes each cannot be made of "
+        f"{len(classes)} classes; ask for fewer, but at least 1",
+    )
+    cluster = blocks(num_devices, num_clusters, "clusters")
+    if sizes:
+        cluster = np.repeat(np.arange(len(sizes)), sizes)
+    groups = np.array_split(classes[: num_clusters * classes_per_cluster or None], num_clusters)
+    return clustered([np.flatnonzero(np.isin(y, group)) for group in groups], cluster, rng, allowed)
+
+
+PARTITIONS: dict[str, Callable[..., Assignment]] = {
+    "labels": labels,
+    "per-class": per_class,
+    "dirichlet": dirichlet,
+    "iid": iid,
+    "power-law": power_law,
+    "column": column,
+    "clusters-permuted": clusters_permuted,
+    "clusters-disjoint": clusters_disjoint,
+}

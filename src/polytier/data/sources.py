@@ -1,0 +1,487 @@
+"""Where samples come from: public data sets in their own file formats, and the user's own files.
+
+A source only reads; who owns which sample is decided in `partition.py`. The official training and test sets
+are merged, as the papers do: each device cuts its own samples into training and test.
+"""
+
+from __future__ import annotations
+
+import difflib
+import gzip
+import io
+import json
+import os
+import pickle
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polytier.data.synthetic import synthetic
+
+
+@dataclass(frozen=True)
+class Source:
+    """Samples with what is known of them by nature.
+
+    field       | shape          | meaning
+    x           | [N, ...]       | images uint8 [N, C, H, W] or float32 in [0, 1]; tables float32 [N, F]
+    y           | [N] or [N, k]  | labels int64, or several tasks; float32 if they are no classes
+    num_classes |                | None for targets that are no classes
+    device, team, split, cluster | [N] or None: the sample's owner, team, split and true group
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    num_classes: int | None
+    device: np.ndarray | None = None
+    team: np.ndarray | None = None
+    split: np.ndarray | None = None
+    cluster: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("y", "device", "team", "split", "cluster"):
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.x):
+                raise ValueError(
+                    f"{name} needs one row a sample; got {len(values)} for {len(self.x)} samples"
+                )
+
+
+def default_dir() -> Path:
+    """Where data are kept when the user names no folder."""
+    return Path(os.environ.get("POLYTIER_DATA") or Path.home() / ".cache" / "polytier")
+
+
+@contextmanager
+def reading(path: Path | str, what: str, advice: str = "get the file again") -> Iterator[None]:
+    """Whatever goes wrong while a file is read becomes advice that names the file."""
+    try:
+        yield
+    except Exception as error:  # a broken pickle or archive can raise nearly anything
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__} {error}"
+        raise ValueError(f"{path} cannot be read as {what}: {reason}; {advice}") from error
+
+
+def folders(data_dir: Path | None, *names: str) -> list[Path]:
+    """The folders searched for the files of a source, in order."""
+    base = default_dir() if data_dir is None else Path(data_dir)
+    return [base, *(base / n for n in names), base / "raw", *(base / n / "raw" for n in names)]
+
+
+def find(file: str, places: Sequence[Path]) -> Path | None:
+    """The first of FILE and FILE.gz in the folders."""
+    found = (place / (file + end) for place in places for end in ("", ".gz"))
+    return next((path for path in found if path.exists()), None)
+
+
+def missing(name: str, files: Sequence[str], places: Sequence[Path]) -> ValueError:
+    return ValueError(
+        f"{name} needs {', '.join(files)}; looked in {', '.join(map(str, places))}. "
+        f"Name the folder with --data-dir, or fetch the files with `polytier data get {name}`"
+    )
+
+
+def find_all(name: str, files: Sequence[str], places: Sequence[Path]) -> list[Path]:
+    found = {file: find(file, places) for file in files}
+    absent = [f"{file}(.gz)" for file, path in found.items() if path is None]
+    if absent:
+        raise missing(name, absent, places)
+    return [path for path in found.values() if path is not None]
+
+
+def in_range(y: np.ndarray, num_classes: int) -> np.ndarray:
+    if len(y) and not 0 <= int(y.min()) <= int(y.max()) < num_classes:
+        raise ValueError(f"labels run from {y.min()} to {y.max()}, expected 0 to {num_classes - 1}")
+    return y.astype(np.int64)
+
+
+def digits(data_dir: Path | None = None) -> Source:
+    """8x8 images of handwritten digits, bundled with scikit-learn: 1,797 samples, 10 classes."""
+    from sklearn.datasets import load_digits
+
+    bunch: Any = load_digits()
+    x = (bunch.images / 16).astype(np.float32)[:, None]
+    return Source(x, bunch.target.astype(np.int64), 10)
+
+
+def synthetic_devices(
+    data_dir: Path | None = None,
+    num_devices: int = 40,
+    seed: int = 0,
+    *,
+    alpha: float = 0.5,
+    beta: float = 0.5,
+    num_features: int = 60,
+    num_classes: int = 10,
+    min_samples: int = 50,
+    max_samples: int = 1000,
+    iid: bool = False,
+) -> Source:
+    """synthetic(alpha, beta) of FedProx, made on the spot; smaller devices than the papers', to run fast."""
+    x, y, device = synthetic(
+        num_devices, alpha, beta, num_features, num_classes, seed, min_samples, max_samples, iid
+    )
+    return Source(x, y, num_classes, device)
+
+
+def read_idx(path: Path, dims: int) -> np.ndarray:
+    """An idx file: 0, 0, 8 (for unsigned bytes), the number of axes, their sizes, the values."""
+    with reading(path, "an idx file"):
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        if raw[:4] != bytes([0, 0, 8, dims]):
+            raise ValueError(f"it starts with {raw[:4].hex()} instead of 000008{dims:02x}")
+        start = 4 + 4 * dims
+        if len(raw) < start:
+            raise ValueError(f"it ends inside its header, after {len(raw)} bytes")
+        shape = tuple(int(size) for size in np.frombuffer(raw[4:start], ">u4"))
+        expected = start + int(np.prod(shape, dtype=object))
+        if len(raw) != expected:
+            raise ValueError(f"it has {len(raw):,} bytes, its header announces {expected:,}")
+        return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+
+
+def idx_source(
+    name: str, prefixes: Sequence[str], num_classes: int, places: Sequence[Path], transposed: bool = False
+) -> Source:
+    """The idx pairs of images and labels, merged."""
+    files = [f"{p}-{kind}" for p in prefixes for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
+    paths = find_all(name, files, places)
+    xs, ys = [], []
+    for images, labels in zip(paths[::2], paths[1::2], strict=True):
+        xs.append(read_idx(images, 3))
+        ys.append(read_idx(labels, 1))
+        with reading(labels, f"the labels of {images.name}"):
+            ys[-1] = in_range(ys[-1], num_classes)
+            if len(ys[-1]) != len(xs[-1]):
+                raise ValueError(f"{len(ys[-1])} labels for {len(xs[-1])} images")
+    if len({x.shape[1:] for x in xs}) > 1:
+        raise ValueError(f"{paths[0]} and {paths[2]} hold images of different sizes; replace one of them")
+    x = np.concatenate(xs)
+    if transposed:
+        x = np.ascontiguousarray(x.transpose(0, 2, 1))
+    return Source(x[:, None], np.concatenate(ys), num_classes)
+
+
+def mnist(data_dir: Path | None = None) -> Source:
+    """MNIST, 28x28, 10 digits, 70,000 samples, from its four idx files."""
+    return idx_source("mnist", ("train", "t10k"), 10, folders(data_dir, "mnist"))
+
+
+def fashion_mnist(data_dir: Path | None = None) -> Source:
+    """Fashion-MNIST, 28x28, 10 kinds of clothing, 70,000 samples, from its four idx files."""
+    return idx_source("fashion-mnist", ("train", "t10k"), 10, folders(data_dir, "fashion-mnist"))
+
+
+def emnist(data_dir: Path | None, kind: str, num_classes: int) -> Source:
+    """EMNIST's files hold each image transposed; it is turned back."""
+    name = f"emnist-{kind}"
+    prefixes = [f"{name}-{part}" for part in ("train", "test")]
+    return idx_source(name, prefixes, num_classes, folders(data_dir, name, "emnist"), transposed=True)
+
+
+def emnist_digits(data_dir: Path | None = None) -> Source:
+    """EMNIST digits ("EMNIST-10"), 28x28, 10 classes, 280,000 samples."""
+    return emnist(data_dir, "digits", 10)
+
+
+def emnist_byclass(data_dir: Path | None = None) -> Source:
+    """EMNIST by class ("FEMNIST" in PerMFL), 28x28, 62 digits and letters, 814,255 samples."""
+    return emnist(data_dir, "byclass", 62)
+
+
+def encode_latin1(text: str, codec: str) -> bytes:
+    """How Python 3 pickles bytes for Python 2; no other codec is let through."""
+    if codec != "latin1":
+        raise pickle.UnpicklingError(f"codec {codec!r} is not allowed")
+    return text.encode("latin1")
+
+
+class ArrayUnpickler(pickle.Unpickler):
+    """Loads containers, numbers, strings and NumPy arrays; a pickle that names anything else is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        allowed = {
+            ("multiarray", "_reconstruct"): np.zeros(1).__reduce__()[0],
+            ("numpy", "ndarray"): np.ndarray,
+            ("numpy", "dtype"): np.dtype,
+            ("_codecs", "encode"): encode_latin1,
+        }
+        short = "multiarray" if module in ("numpy.core.multiarray", "numpy._core.multiarray") else module
+        if (short, name) not in allowed:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which image batches have no need of")
+        return allowed[short, name]
+
+
+def cifar_batches(name: str, folder: str, files: Sequence[str], data_dir: Path | None) -> dict[str, bytes]:
+    """The raw batches, from the unpacked folder or the official archive; keys are paths to show."""
+    places = folders(data_dir, name)
+    for place in places:
+        unpacked = place if (place / files[0]).is_file() else place / folder
+        if (unpacked / files[0]).is_file():
+            with reading(unpacked, f"the unpacked {name}-python.tar.gz", "unpack it again"):
+                return {str(unpacked / file): (unpacked / file).read_bytes() for file in files}
+    archive = next((p for q in places if (p := q / f"{name}-python.tar.gz").is_file()), None)
+    if archive is None:
+        raise missing(name, [f"{name}-python.tar.gz or its unpacked folder {folder}"], places)
+    with reading(archive, "a tar.gz archive"):
+        unpacked = io.BytesIO(gzip.decompress(archive.read_bytes()))  # as a whole: that checks its checksum
+        tar = tarfile.open(fileobj=unpacked)
+        members = {Path(m.name).name: m for m in tar.getmembers() if m.isfile()}
+        absent = [file for file in files if file not in members]
+        if absent:
+            raise ValueError(f"it has no {absent[0]}")
+        streams = {f"{archive}:{file}": tar.extractfile(members[file]) for file in files}
+        return {shown: stream.read() for shown, stream in streams.items() if stream is not None}
+
+
+def cifar(
+    name: str, folder: str, files: Sequence[str], key: bytes, num_classes: int, data_dir: Path | None
+) -> Source:
+    xs, ys = [], []
+    for path, raw in cifar_batches(name, folder, files, data_dir).items():
+        with reading(path, "a CIFAR batch"):
+            batch = ArrayUnpickler(io.BytesIO(raw), encoding="bytes").load()
+            x, y = np.asarray(batch[b"data"]), np.asarray(batch[key])
+            if x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != 3072:
+                raise ValueError(f"data are {x.dtype} {x.shape}, expected uint8 [rows, 3072]")
+            if y.shape != (len(x),) or y.dtype.kind not in "iu":
+                raise ValueError(f"{y.shape} labels of type {y.dtype} for {len(x)} images")
+            xs.append(x.reshape(-1, 3, 32, 32))
+            ys.append(in_range(y, num_classes))
+    return Source(np.concatenate(xs), np.concatenate(ys), num_classes)
+
+
+def cifar_10(data_dir: Path | None = None) -> Source:
+    """CIFAR-10, 32x32 in colour, 10 classes, 60,000 samples, from the python archive."""
+    files = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    return cifar("cifar-10", "cifar-10-batches-py", files, b"labels", 10, data_dir)
+
+
+def cifar_100(data_dir: Path | None = None, *, coarse: bool = False) -> Source:
+    """CIFAR-100, 32x32 in colour, 100 classes (coarse: 20), 60,000 samples, from the python archive."""
+    key, num_classes = (b"coarse_labels", 20) if coarse else (b"fine_labels", 100)
+    return cifar("cifar-100", "cifar-100-python", ["train", "test"], key, num_classes, data_dir)
+
+
+def read_words(path: Path) -> list[list[str]]:
+    with reading(path, "text"):
+        return [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def read_attributes(path: Path, wanted: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """File names and the wanted columns (0 or 1) of list_attr_celeba.txt."""
+    lines = read_words(path)
+    names = lines[1] if len(lines) > 1 else []
+    for attribute in wanted:
+        if attribute not in names:
+            near = difflib.get_close_matches(attribute, names, 3) or names[:5]
+            raise ValueError(f"{path} has no attribute {attribute!r}; did you mean {', '.join(near)}?")
+    columns = [1 + names.index(attribute) for attribute in wanted]
+    with reading(path, "CelebA's attributes"):
+        short = next((line[0] for line in lines[2:] if len(line) != len(names) + 1), None)
+        if short is not None or len(lines) < 3:
+            raise ValueError(f"the line of {short} does not have {len(names)} attributes")
+        return [line[0] for line in lines[2:]], np.array(
+            [[int(n[c]) for c in columns] for n in lines[2:]]
+        ) > 0
+
+
+def celeba(
+    data_dir: Path | None = None, *, attributes: str = "Smiling", image_size: int = 84, limit: int = 0
+) -> Source:
+    """CelebA faces; every attribute ("Smiling+Male") is a task of two classes.
+
+    `limit` takes only the first images: all 202,599 at 84x84 need 4.3 GB. With identity_CelebA.txt a person
+    is a device.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ValueError('celeba needs an extra to read images: pip install "polytier[images]"') from error
+    if image_size < 1 or limit < 0:
+        raise ValueError(f"image_size must be above 0 and limit 0 or more; got {image_size} and {limit}")
+    places = folders(data_dir, "celeba")
+    home = next((p for p in places if (p / "img_align_celeba").is_dir()), None)
+    listing = find("list_attr_celeba.txt", places)
+    if home is None or listing is None:
+        raise missing("celeba", ["the folder img_align_celeba and list_attr_celeba.txt"], places)
+    files, y = read_attributes(listing, attributes.split("+"))
+    files, y = (files[:limit], y[:limit]) if limit else (files, y)
+    x = np.empty((len(files), 3, image_size, image_size), dtype=np.uint8)
+    for row, file in enumerate(files):
+        path = home / "img_align_celeba" / file
+        with reading(path, "an image"), Image.open(path) as image:
+            x[row] = np.asarray(image.convert("RGB").resize((image_size, image_size))).transpose(2, 0, 1)
+    y = y.astype(np.int64)
+    return Source(
+        x, y[:, 0] if y.shape[1] == 1 else y, 2, identities(find("identity_CelebA.txt", places), files)
+    )
+
+
+def identities(path: Path | None, files: Sequence[str]) -> np.ndarray | None:
+    """The person in each image, if the file is there."""
+    if path is None:
+        return None
+    lines = read_words(path)
+    with reading(path, "CelebA's identities"):
+        person = {line[0]: int(line[1]) for line in lines}
+        absent = [file for file in files if file not in person]
+        if absent:
+            raise ValueError(f"it has no {absent[0]}")
+        return np.array([person[file] for file in files], dtype=np.int64)
+
+
+def leaf(data_dir: Path | None = None, *, shape: tuple[int, ...] = ()) -> Source:
+    """A LEAF data set: json files in train/ and test/, or flat; users are devices, the split is kept.
+
+    `shape=1x28x28` turns LEAF's flat rows into images.
+    """
+    places = [*folders(data_dir, "leaf"), *(p / "data" for p in folders(data_dir, "leaf")[:2])]
+    parts = ("train", "test")
+    home = next((p for p in places if all(list((p / part).glob("*.json")) for part in parts)), None)
+    flat = next((p for p in places if list(p.glob("*.json"))), None)
+    if home is not None:
+        files = [(path, part) for part in parts for path in sorted((home / part).glob("*.json"))]
+    elif flat is not None:
+        files = [(path, "") for path in sorted(flat.glob("*.json"))]
+    else:
+        raise missing("leaf", ["folders train and test with LEAF's json files (or json files)"], places)
+    rows = [(*user, part) for path, part in files for user in read_leaf(path)]
+    sizes = [len(y) for _, _, y, _ in rows]
+    if not sum(sizes):
+        raise ValueError(f"{files[0][0].parent} has no samples in its json files; put LEAF's output there")
+    with reading(files[0][0].parent, "rows of one shape", "give the shape of one sample, such as 1x28x28"):
+        x = np.concatenate([x for _, x, _, _ in rows])
+        x = x.reshape(len(x), *shape) if shape else x
+    y = np.concatenate([y for _, _, y, _ in rows])
+    device = np.repeat([user for user, _, _, _ in rows], sizes)
+    split = np.repeat([part for _, _, _, part in rows], sizes) if home is not None else None
+    return Source(x, y, int(y.max()) + 1, device, split=split)
+
+
+def read_leaf(path: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Name, inputs and labels of every user of a json file that has samples."""
+    with reading(path, "LEAF json"):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        absent = [key for key in ("users", "num_samples", "user_data") if key not in content]
+        if absent:
+            raise ValueError(f"it has no {absent[0]!r}")
+        for user, size in zip(content["users"], content["num_samples"], strict=True):
+            x, y = np.asarray(content["user_data"][user]["x"]), np.asarray(content["user_data"][user]["y"])
+            if not size == len(x) == len(y):
+                raise ValueError(f"user {user} has {len(x)} inputs and {len(y)} labels, announced are {size}")
+            if size and (x.dtype.kind not in "iuf" or y.dtype.kind not in "iu"):
+                raise ValueError(f"user {user} has inputs that are not numbers or labels that are not whole")
+            if size:
+                yield str(user), x.astype(np.float32), in_range(y, int(max(y.max(), 0)) + 1)
+
+
+def column(values: np.ndarray, name: str, kinds: str) -> np.ndarray:
+    """A user's column, in a type that the rest of the house knows."""
+    allowed = {"b": "true/false", "i": "whole numbers", "u": "whole numbers", "f": "floats", "U": "strings"}
+    values = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
+    if values.dtype.kind not in kinds or not values.ndim:
+        words = " or ".join(dict.fromkeys(allowed[kind] for kind in kinds))
+        raise ValueError(f"{name} is {values.dtype} {values.shape}; it must be {words}, one row a sample")
+    if values.dtype.kind == "f":
+        with np.errstate(
+            over="ignore"
+        ):  # a value too large becomes infinite, which Federation refuses by row
+            return values.astype(np.float32)
+    if values.dtype == np.uint8 and name == "x":
+        return values[:, None] if values.ndim == 3 else values  # grey images get their channel
+    return values if values.dtype.kind == "U" else values.astype(np.int64)
+
+
+def from_columns(columns: dict[str, np.ndarray]) -> Source:
+    kinds = {"x": "biuf", "y": "biuf", "device": "iuU", "team": "iuU", "split": "iuU", "cluster": "iuU"}
+    ready: dict[str, Any] = {
+        key: column(columns[key], key, kind) for key, kind in kinds.items() if key in columns
+    }
+    if ready["x"].ndim == 1:
+        ready["x"] = ready["x"][:, None]
+    y = ready["y"]
+    return Source(num_classes=int(y.max()) + 1 if y.dtype == np.int64 and y.size else None, **ready)
+
+
+def load_npz(path: Path | str) -> Source:
+    """The user's own file: x, y, device and optionally team, split, cluster. Floats are used as they are."""
+    advice = "write it by np.savez with x, y, device (optional: team, split, cluster) as numbers or strings"
+    with reading(path, "an .npz file", advice), open(path, "rb") as file:
+        archive = np.load(file, allow_pickle=False)
+        absent = [key for key in ("x", "y", "device") if key not in archive]
+        if absent:
+            raise ValueError(f"it has {', '.join(archive) or 'no arrays'} but no {absent[0]}")
+        return from_columns({key: archive[key] for key in archive})
+
+
+def from_huggingface(
+    dataset: Any,
+    input: str,
+    label: str,
+    device: str | None = None,
+    team: str | None = None,
+    split: str | None = None,
+) -> Source:
+    """Columns of a `datasets.Dataset`, or of one named or saved on disk; a DatasetDict is merged.
+
+    Images become uint8 [N, C, H, W], numbers and arrays float32; labels that are strings are numbered in
+    their sorted order.
+    """
+    dataset = open_huggingface(dataset) if isinstance(dataset, str | Path) else dataset
+    if isinstance(dataset, dict):
+        from datasets import concatenate_datasets
+
+        dataset = concatenate_datasets(list(dataset.values()))
+    names = {"x": input, "y": label, "device": device, "team": team, "split": split}
+    columns: dict[str, np.ndarray] = {}
+    for key, name in names.items():
+        if name is None:
+            continue
+        if name not in dataset.column_names:
+            raise ValueError(f"no column {name!r}; there are {', '.join(dataset.column_names)}")
+        with reading(f"column {name!r}", "an array", "make its rows numbers or images of one size"):
+            values = list(dataset.with_format(None)[name])
+            columns[key] = (
+                image_rows(values) if key == "x" and hasattr(values[0], "convert") else np.asarray(values)
+            )
+            if key == "x" and columns[key].dtype.kind in "biuf" and columns[key].dtype != np.uint8:
+                columns[key] = columns[key].astype(np.float32)
+    if columns["y"].dtype.kind == "U":
+        columns["y"] = np.unique(columns["y"], return_inverse=True)[1]
+    return from_columns(columns)
+
+
+def open_huggingface(name: str | Path) -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError('named data sets need an extra: pip install "polytier[huggingface]"') from error
+    with reading(name, "a data set", "name a saved folder, or one on the hub where there is a network"):
+        return datasets.load_from_disk(str(name)) if Path(name).is_dir() else datasets.load_dataset(str(name))
+
+
+def image_rows(images: Sequence[Any]) -> np.ndarray:
+    """PIL images of one size as uint8 [N, C, H, W]; grey ones have one channel."""
+    mode = "L" if all(image.mode in ("1", "L") for image in images) else "RGB"
+    x = np.stack([np.asarray(image.convert(mode)) for image in images])
+    return x[:, None] if mode == "L" else np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+
+
+SOURCES: dict[str, Callable[..., Source]] = {
+    "digits": digits,
+    "synthetic": synthetic_devices,
+    "mnist": mnist,
+    "fashion-mnist": fashion_mnist,
+    "emnist-digits": emnist_digits,
+    "emnist-byclass": emnist_byclass,
+    "cifar-10": cifar_10,
+    "cifar-100": cifar_100,
+    "celeba": celeba,
+    "leaf": leaf,
+}

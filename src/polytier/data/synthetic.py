@@ -1,0 +1,95 @@
+"""Data made on the spot: synthetic(alpha, beta) of FedProx, and quadratics whose optimum is known."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from polytier.data.federation import Federation
+
+SYNTHETIC, QUADRATICS = 0x51, 0x52  # what the random numbers are for
+
+
+def synthetic(
+    num_devices: int,
+    alpha: float = 0.5,
+    beta: float = 0.5,
+    num_features: int = 60,
+    num_classes: int = 10,
+    seed: int = 0,
+    min_samples: int = 250,
+    max_samples: int = 25810,
+    iid: bool = False,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """x [N, F] float32, y [N] int64 and device [N] int64 of synthetic(alpha, beta) (Li et al. 2020, FedProx).
+
+    Device k draws u ~ N(0, alpha), B ~ N(0, beta); W, b ~ N(u, 1), v ~ N(B, 1); x ~ N(v, diag(j^-1.2)),
+    y = argmax(softmax(W x + b)). alpha and beta are standard DEVIATIONS, as in the code of FedProx and
+    pFedMe, not variances. With `iid` all devices share W, b ~ N(0, 1) and v = 0.
+    Sizes follow a power law with density s^-2 between `min_samples` and `max_samples`: 1/s is uniform.
+    Every device has a generator of its own, so it holds the same data whatever the number of devices.
+    """
+    check_synthetic(num_devices, alpha, beta, num_features, num_classes, min_samples, max_samples)
+    deviation = np.arange(1, num_features + 1) ** -0.6  # the root of the variances j^-1.2
+    shared = np.random.default_rng([seed, SYNTHETIC]).normal(size=(num_features + 1, num_classes))
+    xs, ys = [], []
+    for k in range(num_devices):
+        rng = np.random.default_rng([seed, SYNTHETIC, k + 1])
+        u, mean = rng.normal(0, alpha), rng.normal(0, beta)
+        weights = shared if iid else rng.normal(u, 1, shared.shape)  # [F + 1, classes]; the last row is b
+        v = np.zeros(num_features) if iid else rng.normal(mean, 1, num_features)
+        size = round(1 / rng.uniform(1 / max_samples, 1 / min_samples))
+        x = rng.normal(v, deviation, (size, num_features))
+        xs.append(x.astype(np.float32))
+        ys.append((x @ weights[:-1] + weights[-1]).argmax(1))
+    device = np.repeat(np.arange(num_devices), [len(y) for y in ys])
+    return np.concatenate(xs), np.concatenate(ys).astype(np.int64), device
+
+
+def check_synthetic(
+    num_devices: int, alpha: float, beta: float, features: int, classes: int, smallest: int, largest: int
+) -> None:
+    if min(num_devices, features, classes) < 1:
+        raise ValueError(
+            f"synthetic needs at least 1 device, feature and class; got {num_devices}, {features}, {classes}"
+        )
+    if not (0 <= alpha < np.inf and 0 <= beta < np.inf):
+        raise ValueError(f"alpha and beta are deviations, 0 or more; got {alpha} and {beta}")
+    if not 1 <= smallest <= largest:
+        raise ValueError(f"sizes need 1 <= min_samples <= max_samples; got {smallest} and {largest}")
+
+
+def quadratics(
+    num_devices: int,
+    dimension: int,
+    seed: int = 0,
+    mu: float = 0.1,
+    smoothness: float = 1.0,
+    spread: float = 1.0,
+) -> Federation:
+    """Strongly convex f_i(t) = 1/2 t' A_i t - b_i' t, one training sample a device: x = A_i, y = b_i.
+
+    All is float64. The eigenvalues of every A_i lie in [mu, smoothness] and touch both ends (in one dimension
+    they are drawn between them). b_i = b + spread * noise_i: with spread 0 all devices share b.
+    """
+    import torch
+
+    if num_devices < 1 or dimension < 1:
+        raise ValueError(
+            f"quadratics need at least 1 device and 1 dimension; got {num_devices} and {dimension}"
+        )
+    if not 0 < mu <= smoothness < np.inf:
+        raise ValueError(f"strong convexity needs 0 < mu <= smoothness; got {mu} and {smoothness}")
+    rng = np.random.default_rng([seed, QUADRATICS])
+    eigen = rng.uniform(mu, smoothness, (num_devices, dimension))
+    if dimension > 1:
+        eigen[:, 0], eigen[:, -1] = mu, smoothness
+    basis = np.linalg.qr(rng.normal(size=(num_devices, dimension, dimension)))[0]
+    a = (basis * eigen[:, None, :]) @ basis.transpose(0, 2, 1)  # [n, d, d]
+    b = rng.normal(size=dimension) + spread * rng.normal(size=(num_devices, dimension))
+    first = np.arange(num_devices)
+    return Federation(
+        x=torch.from_numpy((a + a.transpose(0, 2, 1)) / 2),
+        y=torch.from_numpy(b),
+        bounds=torch.from_numpy(np.stack([first, first + 1, first + 1, first + 1], axis=1)),
+        ids=first,
+    )

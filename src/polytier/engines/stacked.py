@@ -1,0 +1,223 @@
+"""The embedded engine: nodes of a tier are computed in tiles of rows, on one machine.
+
+Devices are grouped in runs of whole blocks; a run is computed tile by tile, each tile doing all its
+local steps before the next one starts, and its answers are summed into the run's blocks. With
+workers, runs go to processes that map the same data and the same memory. Neither the tile nor the
+number of workers changes a bit, because blocks are fixed by the topology and folded in order.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import tempfile
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polytier.algorithm import Call, Folded, Rows, World, as_dict, cat_rows, execute, fold, map_rows, starts_of
+from polytier.codec import Codec
+from polytier.data.batches import Batches
+from polytier.ledger import Ledger
+from polytier.memory import Memory, map_file, map_tensor
+
+RUN = 64  # devices that are summed before their blocks are handed on
+TILE_BYTES = 4 << 20  # what a tile may touch in a step, so that it stays in cache
+
+
+class WorkerLost(RuntimeError):
+    """A worker process ended in the middle of a round."""
+
+
+class Stacked:
+    """Runs every node of a tree in this process, or its devices in `workers` processes."""
+
+    def __init__(
+        self, world: World, ledger: Ledger, codec: Codec, *, tile: int | None = None, inner_tile: int | None = None,
+        workers: int = 1,
+    ) -> None:  # fmt: skip
+        self.world, self.ledger, self.codec = world, ledger, codec
+        self.tile = tile or default_tile(world)
+        self.inner_tile = inner_tile
+        self.workers = workers
+        self._pool: ProcessPoolExecutor | None = None
+        self._folder: Path | None = None
+        if workers > 1:
+            self._folder = Path(tempfile.mkdtemp(prefix="polytier-"))
+            share(world, self._folder)
+
+    def __enter__(self) -> Stacked:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def deliver(self, call: Call) -> Iterator[Any]:
+        if not call.quiet and len(call.ids):
+            call = replace(call, rows=map_rows(self.codec.through, call.rows))
+            self._count(call.tier, "down", call.ids, message_bytes(self.codec, call.rows, int(call.sender.max()) + 1)[call.sender])
+        for start, end, first, answer, nbytes in self._runs(call):
+            if not call.quiet:
+                self._count(call.tier, "up", call.ids[start:end], nbytes)
+            yield replace(answer, first=first) if isinstance(answer, Folded) else answer
+
+    def _count(self, tier: int, way: str, ids: Tensor, nbytes: Tensor) -> None:
+        self.ledger.add(tier, way, ids, nbytes)
+
+    def _runs(self, call: Call) -> Iterator[tuple[int, int, int, Folded | Rows, Tensor]]:
+        leaf = call.tier == self.world.topology.leaf
+        n = len(call.ids)
+        if not leaf:
+            answer = compute(self.world, call, self.inner_tile or max(n, 1), self.codec)
+            yield 0, n, 0, *answer
+            return
+        runs = cut(call, max(self.tile, RUN) if self.workers == 1 else max(-(-n // self.workers), 1))
+        if self.workers == 1 or len(runs) == 1:
+            for start, end, first in runs:
+                yield start, end, first, *compute(self.world, call.part(start, end), self.tile, self.codec)
+            return
+        pending: deque = deque()
+        try:
+            for start, end, first in runs:
+                pending.append((start, end, first, self._workers().submit(work, call.part(start, end))))
+                if len(pending) > 2 * self.workers:
+                    yield self._result(*pending.popleft())
+            while pending:
+                yield self._result(*pending.popleft())
+        except BrokenProcessPool:
+            self._pool = None
+            raise WorkerLost(
+                "a worker process ended in the middle of a round (killed, or out of memory); "
+                "resume the run, with fewer --workers or a smaller --tile if memory was short"
+            ) from None
+
+    def _result(self, start: int, end: int, first: int, future: Any):
+        answer, nbytes, steps = future.result()
+        self.world.device_steps += steps
+        return start, end, first, answer, nbytes
+
+    def _workers(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            assert self._folder is not None
+            self._pool = ProcessPoolExecutor(
+                self.workers,
+                mp_context=multiprocessing.get_context("spawn"),  # fork is not to be had everywhere
+                initializer=start_worker,
+                initargs=(replace(self.world, engine=None, batches=None), spec(self.world), self._folder, self.tile, self.codec),
+            )
+        return self._pool
+
+
+def message_bytes(codec: Codec, rows: Rows, n: int) -> Tensor:
+    """[n] the bytes of each row's message."""
+    total = torch.zeros(len(next(iter(as_dict(rows).values()), torch.zeros(n))), dtype=torch.int64)
+    for value in as_dict(rows).values():
+        total += codec.nbytes(value)
+    return total
+
+
+def cut(call: Call, size: int) -> list[tuple[int, int, int]]:
+    """Runs (start, end, first block) of whole blocks with about `size` receivers each."""
+    n = len(call.ids)
+    if call.blocks is None:
+        return [(start, min(start + size, n), 0) for start in range(0, n, size)]
+    runs, starts = [], starts_of(call.blocks).tolist()
+    begin, first = 0, 0
+    for block, start in enumerate([*starts[1:], n], 1):
+        if start - begin >= size or start == n:
+            runs.append((begin, start, first))
+            begin, first = start, block
+    return runs if n else []
+
+
+def compute(world: World, call: Call, tile: int, codec: Codec) -> tuple[Folded | Rows, Tensor]:
+    """The answers (or the sums of their blocks) of all receivers, and the bytes each one sent."""
+    n = len(call.ids)
+    if n == 0:
+        return (Folded(0, 0, {}, {}) if call.blocks is not None else {}), torch.zeros(0, dtype=torch.int64)
+    pieces, nbytes, total = [], [], None
+    for start in range(0, n, tile):
+        end = min(start + tile, n)
+        answer = execute(world, call, start, end)
+        if not call.quiet:
+            answer = map_rows(codec.through, answer)
+            nbytes.append(message_bytes(codec, answer, end - start))
+        if call.blocks is None:
+            pieces.append(answer)
+        else:
+            assert call.shares is not None
+            total = fold(answer, call.shares[start:end], call.blocks[start:end], int(call.blocks[-1]) + 1, total)
+    sent = torch.cat(nbytes) if nbytes else torch.zeros(n, dtype=torch.int64)
+    return (total if total is not None else cat_rows(pieces)), sent
+
+
+def default_tile(world: World) -> int:
+    """Devices a tile: as many as keep their rows and batches in cache."""
+    federation, width = world.batches.federation, world.objective.dtype.itemsize
+    samples = min(world.batch_size, int(federation.samples.max()))
+    inputs = federation.x[0].numel() * samples
+    touched = width * (4 * world.objective.dimension + 2 * inputs)
+    tile = max(4, min(64, TILE_BYTES // max(touched, 1)))
+    return 1 << (tile.bit_length() - 1)
+
+
+# -- worker processes ---------------------------------------------------------------------------------
+
+_worker: tuple[World, int, Codec] | None = None
+
+
+def share(world: World, folder: Path) -> None:
+    """Move data and memory into files that worker processes map."""
+    federation = world.batches.federation
+    federation = replace(
+        federation, x=map_tensor(folder / "x", federation.x), y=map_tensor(folder / "y", federation.y)
+    )
+    world.batches.federation = federation
+    memory = Memory(world.topology, folder)
+    memory.load(world.memory.state())
+    world.memory = memory
+
+
+def spec(world: World) -> dict[str, Any]:
+    """What a worker needs to open the shared data."""
+    federation = world.batches.federation
+    return {
+        "federation": replace(federation, x=torch.zeros(0), y=torch.zeros(0)),
+        "x": (federation.x.dtype, tuple(federation.x.shape)),
+        "y": (federation.y.dtype, tuple(federation.y.shape)),
+        "device": world.batches.device,
+    }
+
+
+def start_worker(world: World, shared: dict[str, Any], folder: Path, tile: int, codec: Codec) -> None:
+    global _worker
+    torch.set_num_threads(1)  # more threads would change the order of sums inside a product
+    federation = replace(
+        shared["federation"], x=map_file(folder / "x", *shared["x"]), y=map_file(folder / "y", *shared["y"])
+    )
+    world.batches = Batches(federation, world.objective.dtype, world.seed, shared["device"])
+    world.memory = Memory(world.topology, folder)
+    _worker = world, tile, codec
+
+
+def work(call: Call) -> tuple[Folded | Rows, Tensor, int]:
+    assert _worker is not None
+    world, tile, codec = _worker
+    before = world.device_steps
+    answer, nbytes = compute(world, call, tile, codec)
+    return answer, nbytes, world.device_steps - before

@@ -1,0 +1,151 @@
+"""Which model, which devices, which split: every device is judged on its own samples.
+
+    personal | the device's own model
+    team     | the model of its (innermost) team; outer tiers of teams go by their own names: team1, ...
+    global   | the server's model
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polytier.algorithm import Algorithm, Call, Clock, Local, Rows, World, cat_rows
+from polytier.data.federation import SPLITS
+
+PUBLISHED = "published."
+CHUNK = 512  # samples of a device that are put through the model at once
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Sums over each device's samples, devices in the topology's order.
+
+    counts[split] [n]; sums[model, split][metric] [n], with "loss" among the metrics
+    """
+
+    counts: dict[str, np.ndarray]
+    sums: dict[tuple[str, str], dict[str, np.ndarray]]
+
+    @property
+    def models(self) -> list[str]:
+        return list(dict.fromkeys(model for model, _ in self.sums))
+
+    def by_device(self, model: str, split: str, metric: str) -> np.ndarray:
+        """[n] the mean over each device's samples; NaN for a device that has none in this split."""
+        count = self.counts[split]
+        return np.where(count > 0, self.sums[model, split][metric] / np.maximum(count, 1), np.nan)
+
+    def summary(self, model: str, split: str = "test") -> dict[str, float | None]:
+        """Mean over devices, deviation, mean of the worst tenth of the devices, mean over all samples."""
+        if (model, split) not in self.sums:
+            return {}
+        result: dict[str, float | None] = {}
+        count = self.counts[split]
+        for metric, sums in self.sums[model, split].items():
+            values = self.by_device(model, split, metric)
+            values = np.sort(values[~np.isnan(values)])
+            if not len(values):
+                continue
+            result[metric] = float(values.mean())
+            if metric != "loss":
+                tenth = max(1, round(0.1 * len(values)))
+                result[f"{metric}_std"] = float(values.std())
+                result[f"{metric}_worst_decile"] = float(values[:tenth].mean())
+                result[f"{metric}_pooled"] = float(sums.sum() / count.sum())
+        return result
+
+
+def personal(algorithm: Algorithm, rows: dict[str, Tensor], local: Local) -> dict[str, Tensor]:
+    """Runs at the devices: their own models as the field "", or nothing if the method has none."""
+    published = {k.removeprefix(PUBLISHED): v for k, v in rows.items() if k.startswith(PUBLISHED)}
+    own = algorithm.personal(published.get("", published or None), local)
+    return {} if own is None else {"": own}
+
+
+def measure(algorithm: Algorithm, rows: dict[str, Tensor], local: Local) -> Rows:
+    """Runs at the devices: the sums of loss and metrics of every model on every split, [n, metrics]."""
+    models = {k: v for k, v in rows.items() if not k.startswith(PUBLISHED)}
+    models = {**{f"personal{k}": v for k, v in personal(algorithm, rows, local).items()}, **models}
+    return {
+        f"{name}.{split}": measure_split(algorithm, model, split, local)
+        for name, model in models.items()
+        for split in present_splits(local.world)
+    }
+
+
+def present_splits(world: World) -> list[str]:
+    spans = {s: world.batches.federation.span(s) for s in SPLITS}
+    return [s for s, (start, end) in spans.items() if bool((end > start).any())]
+
+
+def measure_split(algorithm: Algorithm, model: Tensor, split: str, local: Local) -> Tensor:
+    world = local.world
+    functions = {"loss": world.objective.sample_loss, **world.metrics}
+    total = torch.zeros(len(model), len(functions), dtype=torch.float64)
+    start, end = (b[local.rows] for b in world.batches.federation.span(split))
+    for part in range(-(-int((end - start).max()) // CHUNK)):
+        for group in world.batches.whole(local.rows, split, CHUNK, part).groups:
+            some = Local(world, local.tier, local.ids[group.rows], local.clock, quiet=True)
+            outputs = algorithm.predict(model[group.rows], some, group.x).flatten(0, 1)
+            targets, shape = group.y.flatten(0, 1), group.weight.shape
+            inside = group.weight > 0
+            values = [torch.where(inside, f(outputs, targets).reshape(shape), 0).double().sum(1) for f in functions.values()]
+            total[group.rows] += torch.stack(values, 1).cpu()
+    return total
+
+
+def ask_devices(world: World, state: Rows, round_: int, program: Any) -> dict[str, Tensor]:
+    """Run a program of this page at all devices, in the topology's order; nothing is written, no traffic counted."""
+    rows, sender = shared_rows(world, state)
+    everyone = torch.arange(world.topology.size(world.topology.leaf))
+    call = Call(world.topology.leaf, everyone, program, Clock(round_), rows, sender, quiet=True)
+    answers = cat_rows(list(world.engine.deliver(call)))
+    assert isinstance(answers, dict)
+    return answers
+
+
+def evaluate(world: World, state: Rows, round_: int) -> Evaluation:
+    """Judge all models of a run at all devices."""
+    names = ["loss", *world.metrics]
+    sums: dict[tuple[str, str], dict[str, np.ndarray]] = {}
+    for key, value in ask_devices(world, state, round_, measure).items():
+        model, split = key.rsplit(".", 1)
+        sums[model, split] = {name: value[:, k].numpy() for k, name in enumerate(names)}
+    bounds = world.batches.federation.bounds[world.topology.order]
+    counts = {s: (bounds[:, k + 1] - bounds[:, k]).numpy() for k, s in enumerate(SPLITS)}
+    return Evaluation(counts, sums)
+
+
+def personal_models(world: World, state: Rows, round_: int) -> Tensor | None:
+    """[n, d] every device's own model, in the topology's order; None if the method has none."""
+    return ask_devices(world, state, round_, personal).get("")
+
+
+def shared_rows(world: World, state: Rows) -> tuple[dict[str, Tensor], Tensor]:
+    """What devices are given to be judged: a row for each innermost parent, and who gets which."""
+    topology, algorithm = world.topology, world.algorithm
+    inner = topology.leaf - 1
+    num = topology.size(inner)
+    rows: dict[str, Tensor] = {}
+    for tier in range(inner, 0, -1):
+        if "model" in world.memory.names(tier):
+            everyone = torch.arange(topology.size(tier))
+            default = world.objective.initial.expand(len(everyone), -1)
+            model = world.memory.read(tier, "model", everyone, default)
+            above = torch.arange(num)
+            for t in range(inner, tier, -1):
+                above = topology.parents[t][above]
+            rows["team" if tier == inner else topology.tier_names[tier]] = model[above]
+    everywhere = algorithm.global_model(state)
+    if everywhere is not None:
+        rows["global"] = everywhere.expand(num, -1)
+    published = algorithm.publish(state)
+    if published is not None:
+        fields = published if isinstance(published, dict) else {"": published}
+        rows |= {f"{PUBLISHED}{k}": v.expand(num, *v.shape[1:]) for k, v in fields.items()}
+    return rows, topology.parents[topology.leaf]

@@ -1,0 +1,81 @@
+"""Counter-based randomness: every draw is a pure function of what it is for.
+
+A draw has the key (seed, purpose, round, call), folded with the node and the slot. There is no
+generator state, so the order in which nodes are computed, their tile, their process and a restart
+change nothing. All of it is integer arithmetic modulo 2^64 in torch (or in Python's own integers).
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+GOLDEN = 0x9E3779B97F4A7C15
+MASK = (1 << 64) - 1
+MAX = (1 << 63) - 1
+
+
+def signed(value: int) -> int:
+    """The int64 with these 64 bits."""
+    value &= MASK
+    return value - (1 << 64) if value >> 63 else value
+
+
+def mix(z: Tensor) -> Tensor:
+    """SplitMix64's finaliser: every bit of the result depends on every bit of z."""
+    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * signed(0xBF58476D1CE4E5B9)
+    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * signed(0x94D049BB133111EB)
+    return z ^ ((z >> 31) & ((1 << 33) - 1))
+
+
+def mix_int(z: int) -> int:
+    """`mix` on a Python integer."""
+    z &= MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)
+
+
+def name_key(name: object) -> int:
+    """A 64-bit key of a node's name: integers are themselves, other names are hashed."""
+    if isinstance(name, int):
+        return name & MASK
+    return int.from_bytes(hashlib.blake2b(str(name).encode(), digest_size=8).digest(), "little")
+
+
+def key(seed: int, *parts: int | str) -> int:
+    """The key of a draw: the seed folded with purpose, round, call, ..."""
+    result = mix_int(seed + GOLDEN)
+    for part in parts:
+        result = mix_int(result ^ mix_int(name_key(part) + GOLDEN))
+    return result
+
+
+def node_keys(base: int, nodes: Tensor) -> Tensor:
+    """[n] one key a node; `nodes` are the nodes' own keys."""
+    return mix(mix(nodes + signed(GOLDEN)) ^ signed(base))
+
+
+def bits(keys: Tensor, count: int) -> Tensor:
+    """[n, count] 64 random bits a slot."""
+    slots = torch.arange(1, count + 1, device=keys.device) * signed(GOLDEN)
+    return mix(keys.unsqueeze(-1) + slots)
+
+
+def to_uniform(z: Tensor) -> Tensor:
+    """Numbers in [0, 1) with 53 random bits, float64."""
+    return ((z >> 11) & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53
+
+
+def uniform(keys: Tensor, count: int) -> Tensor:
+    """[n, count] in [0, 1), float64."""
+    return to_uniform(bits(keys, count))
+
+
+def shuffled(keys: Tensor, sizes: Tensor) -> Tensor:
+    """[n, max(sizes)] a random order of 0 .. size-1 in each row; what lies beyond a row's size is meaningless."""
+    draws = bits(keys, int(sizes.max()))
+    beyond = torch.arange(draws.shape[1]) >= sizes.unsqueeze(1)
+    return draws.masked_fill_(beyond, MAX).sort(dim=1, stable=True).indices

@@ -1,0 +1,186 @@
+"""The result of training: models that people can use, and how they came about."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from polytier.algorithm import Algorithm, Call, Clock, Rows, World, execute
+from polytier.data.batches import Batches
+from polytier.data.federation import Federation
+from polytier.evaluation import Evaluation, personal, personal_models, shared_rows
+from polytier.ledger import Ledger
+from polytier.memory import Memory
+from polytier.topology import Topology
+
+if TYPE_CHECKING:
+    from polytier.training import Training
+
+KINDS = ("personal", "team", "global")
+
+
+class Scaled(nn.Module):
+    """A model that takes inputs as they are in the data (images 0 .. 255) and scales them as training did."""
+
+    def __init__(self, model: nn.Module, scale: Tensor, shift: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("scale", scale)
+        self.register_buffer("shift", shift)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x.to(self.scale.dtype) * self.scale + self.shift)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run leaves behind.
+
+    personal    | [n, d] the devices' models in the order of `device_ids`, or None
+    team        | [m, d] the innermost teams' models in the order of `team_ids`, or None
+    global_     | [d] the server's model, or None
+    state       | what the server kept; with the team models it serves to adapt a new device
+    history     | a dict a round, as in metrics.jsonl
+    """
+
+    algorithm: Algorithm
+    module: nn.Module
+    personal: Tensor | None
+    team: Tensor | None
+    global_: Tensor | None
+    device_ids: np.ndarray
+    team_ids: np.ndarray
+    state: Rows
+    history: list[dict[str, Any]]
+    world: World
+    ledger: Ledger
+    evaluation: Evaluation | None
+    seconds: float
+
+    @classmethod
+    def of(cls, training: Training) -> Run:
+        world, topology = training.world, training.world.topology
+        own = personal_models(world, training.state, training.round)
+        if own is not None:
+            own = torch.empty_like(own).index_copy_(0, topology.order, own)  # back to the federation's order
+        rows, _ = shared_rows(world, training.state)
+        everywhere = training.algorithm.global_model(training.state)
+        return cls(
+            training.algorithm, training.module, own, rows.get("team"),
+            None if everywhere is None else everywhere[0],
+            training.federation.ids, topology.names[topology.leaf - 1] if topology.num_tiers > 2 else np.array([]),
+            training.state, training.history, world, training.ledger, training.evaluation, training.seconds,
+        )  # fmt: skip
+
+    # -- models --------------------------------------------------------------------------------------
+
+    def row(self, *, device: Any = None, team: Any = None) -> Tensor:
+        """[d] the model of a device, of a team or, with neither, of the server."""
+        if device is not None:
+            return pick(self.personal, self.device_ids, device, "device", "personal")
+        if team is not None:
+            return pick(self.team, self.team_ids, team, "team", "team")
+        if self.global_ is None:
+            raise ValueError(f"{type(self.algorithm).__name__} has no global model; ask for device=ID")
+        return self.global_
+
+    def model(self, *, device: Any = None, team: Any = None) -> nn.Module:
+        """An ordinary module with that model's parameters, for inputs as they are in the data."""
+        return self.as_module(self.row(device=device, team=team))
+
+    def as_module(self, row: Tensor) -> nn.Module:
+        """A module with the parameters `row` [d]."""
+        objective, federation = self.world.objective, self.world.batches.federation
+        module = copy.deepcopy(self.module).to(objective.dtype)
+        module.load_state_dict({k: v.clone() for k, v in objective.parameters(row).items()}, strict=False)
+        if federation.scale is not None or federation.shift is not None:
+            zero, one = torch.zeros(()), torch.ones(())
+            scale = one if federation.scale is None else federation.scale
+            shift = zero if federation.shift is None else federation.shift
+            module = Scaled(module, scale.to(objective.dtype), shift.to(objective.dtype))
+        return module.eval()
+
+    def adapt(self, x: Any, y: Any, team: Any = None) -> nn.Module:
+        """The personal model of a device that was not in training, by the method's own device step.
+
+        It starts from its team's model (or the server's) as a member of the team would in the next round.
+        """
+        newcomer = Federation.from_arrays(x, y, np.zeros(len(x), dtype=np.int64), shares=(1, 0, 0))
+        old = self.world.batches.federation
+        newcomer = replace(newcomer, num_classes=old.num_classes, scale=old.scale, shift=old.shift)
+        topology = Topology.build(newcomer.ids)
+        sent = None
+        if self.team is not None:
+            if team is None:
+                raise ValueError(f"team= names the team that the device joins; there are {', '.join(map(str, self.team_ids))}")
+            sent = self.row(team=team).unsqueeze(0)
+        elif isinstance(self.state, dict) or self.global_ is not None:
+            sent = self.state
+        world = replace(
+            self.world, topology=topology, memory=Memory(topology), engine=None,
+            batches=Batches(newcomer, self.world.objective.dtype, self.world.seed, self.world.batches.device),
+        )  # fmt: skip
+        world.__dict__.pop("samples", None)
+        one, zero = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+        clock = Clock(len(self.history))
+        execute(world, Call(1, one, "solve", clock, {} if sent is None else sent, zero), 0, 1)
+        published = self.algorithm.publish(self.state)
+        fields = {} if published is None else published if isinstance(published, dict) else {"": published}
+        rows = {f"published.{k}": v for k, v in fields.items()}
+        made: Any = execute(world, Call(1, one, personal, clock, rows, zero, quiet=True), 0, 1)
+        if not made:
+            raise ValueError(f"{type(self.algorithm).__name__} has no personal models to adapt")
+        return self.as_module(made[""][0])
+
+    # -- files ---------------------------------------------------------------------------------------
+
+    def save_models(self, folder: Path) -> None:
+        """{personal,team,global}.safetensors: a tensor a parameter, the first axis is the nodes."""
+        folder.mkdir(parents=True, exist_ok=True)
+        everywhere = None if self.global_ is None else self.global_.unsqueeze(0)
+        ids = {"personal": self.device_ids, "team": self.team_ids, "global": np.array(["server"])}
+        for kind, rows in zip(KINDS, (self.personal, self.team, everywhere), strict=True):
+            if rows is not None:
+                parts = {k: v.contiguous() for k, v in self.world.objective.parameters(rows).items()}
+                save_file(parts, folder / f"{kind}.safetensors", {"ids": json.dumps(ids[kind].tolist())})
+
+    def save(self, folder: str | Path) -> None:
+        """Write the run folder (see docs) of a run made in Python."""
+        from polytier.folder import write_results
+
+        write_results(Path(folder), self)
+
+    @classmethod
+    def load(cls, folder: str | Path, model: nn.Module | None = None) -> Run:
+        """A run from its folder. `model`: the module, if it was given in Python and not by name."""
+        from polytier.folder import load_run
+
+        return load_run(Path(folder), model)
+
+
+def pick(rows: Tensor | None, ids: np.ndarray, name: Any, what: str, kind: str) -> Tensor:
+    if rows is None:
+        raise ValueError(f"this run has no {kind} models")
+    found = np.flatnonzero(ids.astype(str) == str(name))
+    if not len(found):
+        raise ValueError(f"no {what} {name!r}; there are {', '.join(map(str, ids[:8]))}{', ...' if len(ids) > 8 else ''}")
+    return rows[found[0]]
+
+
+def read_models(path: Path, names: list[str]) -> tuple[Tensor, np.ndarray] | None:
+    """Rows [nodes, d] and ids of a file written by `save_models`."""
+    if not path.exists():
+        return None
+    with safe_open(path, "pt") as file:
+        ids = np.array(json.loads(file.metadata()["ids"]))
+        parts = [file.get_tensor(name) for name in names]
+    return torch.cat([p.reshape(len(p), -1) for p in parts], 1), ids
