@@ -281,6 +281,7 @@ def test_bad_celeba(tmp_path, monkeypatch):
     (tmp_path / "identity_CelebA.txt").write_text("000000.png 1\n")
     with pytest.raises(ValueError, match="identity_CelebA.txt.*it has no 000001.png"):
         SOURCES["celeba"](tmp_path)
+    (tmp_path / "identity_CelebA.txt").unlink()
     image = tmp_path / "img_align_celeba" / "000002.png"
     image.write_bytes(image.read_bytes()[:50])
     with pytest.raises(ValueError, match="000002.png cannot be read as an image"):
@@ -418,6 +419,7 @@ def test_npz_types(tmp_path):
     )
     tokens = load_npz(save(tmp_path / "t.npz", x=np.arange(12, dtype=">i4").reshape(12, 1)))
     assert tokens.x.dtype == np.int64
+    load_npz(save(tmp_path / "more.npz", note=np.array([object()])))  # what nobody asks for is not opened
     targets = load_npz(save(tmp_path / "r.npz", x=np.arange(12.0), y=np.linspace(0, 1, 12)))
     assert targets.x.shape == (12, 1)
     assert targets.num_classes is None

@@ -1,1 +1,42 @@
-"""Federated learning with a model for every device, every team and the whole population."""
+"""Federated learning with a model for every device, every team of devices and the whole population."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polytier.algorithm import Algorithm, Children, Diverged, Local, Rows, parameter
+    from polytier.algorithms import ALGORITHMS, FedAvg, FedAvgFT, FedProx, HierFedAvg, PerMFL, PFedMe, PFedMT
+    from polytier.contract import check_algorithm
+    from polytier.data.build import build_federation
+    from polytier.data.federation import Federation
+    from polytier.run import Run
+    from polytier.topology import Topology
+    from polytier.training import Callback, train
+
+__version__ = "0.1.0"
+
+_HOME = {  # imported when asked for: torch takes seconds
+    "polytier.algorithm": ("Algorithm", "Children", "Diverged", "Local", "Rows", "parameter"),
+    "polytier.algorithms": (
+        "ALGORITHMS", "FedAvg", "FedAvgFT", "FedProx", "HierFedAvg", "PFedMT", "PFedMe", "PerMFL",
+    ),
+    "polytier.contract": ("check_algorithm",),
+    "polytier.data.build": ("build_federation",),
+    "polytier.data.federation": ("Federation",),
+    "polytier.run": ("Run",),
+    "polytier.topology": ("Topology",),
+    "polytier.training": ("Callback", "train"),
+}  # fmt: skip
+_MODULE = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "ALGORITHMS", "Algorithm", "Callback", "Children", "Diverged", "FedAvg", "FedAvgFT", "FedProx", "Federation",
+    "HierFedAvg", "Local", "PFedMT", "PFedMe", "PerMFL", "Rows", "Run", "Topology", "build_federation",
+    "check_algorithm", "parameter", "train",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE:
+        raise AttributeError(f"polytier has no {name!r}")
+    return getattr(import_module(_MODULE[name]), name)

@@ -413,9 +413,8 @@ class Local(Node):
         """The next mini-batch of each device; a named stream walks on its own."""
         size = self.world.batch_size if size is None else size
         if (size, stream) not in self._plans:
-            keys = self.world.topology.keys[self.tier][self.ids]
             self._plans[size, stream] = self.world.batches.plan(
-                self.rows, keys, self.clock.round, self.clock.call, size, stream
+                self.rows, self.clock.round, self.clock.call, size, stream
             )
         return self.world.batches.next(self._plans[size, stream], size)
 

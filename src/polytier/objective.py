@@ -182,7 +182,7 @@ def trace(function: Callable, inputs) -> Callable:
 
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about tracing internals, nothing a user could act on
-        graph = make_fx(function)(*(i.clone() for i in inputs))
+        graph = make_fx(lambda *given: function(*given))(*(i.clone() for i in inputs))
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph.forward

@@ -160,8 +160,7 @@ class Training:
     def _sample_batch(self):
         """A batch of a few devices, for the self-check."""
         rows = torch.arange(min(4, len(self.federation)))
-        keys = self.world.topology.keys[-1][rows]
-        plan = self.world.batches.plan(rows, keys, 0, 0, self.world.batch_size, "")
+        plan = self.world.batches.plan(rows, 0, 0, self.world.batch_size, "")
         return self.world.batches.next(plan, self.world.batch_size)
 
     # -- to go on later ------------------------------------------------------------------------------

@@ -69,16 +69,17 @@ class Batches:
         self.federation, self.dtype, self.seed, self.device = federation, dtype, seed, device
         self.order = torch.arange(len(federation.x))
         self.stamp = torch.full((len(federation),), -1)
+        self.keys = torch.tensor([random.signed(random.name_key(i)) for i in federation.ids.tolist()])
 
-    def reshuffle(self, rows: Tensor, keys: Tensor, round_: int) -> None:
+    def reshuffle(self, rows: Tensor, round_: int) -> None:
         """Bring the order of these devices up to date: it is keyed by device and epoch alone."""
         size = self.federation.samples[rows]
         epoch = round_ // (1 + size // RESHUFFLE)
         stale = self.stamp[rows] != epoch
         if not stale.any():
             return
-        rows, keys, size, epoch = rows[stale], keys[stale], size[stale], epoch[stale]
-        base = random.node_keys(random.key(self.seed, "shuffle"), keys)
+        rows, size, epoch = rows[stale], size[stale], epoch[stale]
+        base = random.node_keys(random.key(self.seed, "shuffle"), self.keys[rows])
         order = random.shuffled(random.mix(base ^ random.mix(epoch + 1)), size)
         start = self.federation.bounds[rows, 0].unsqueeze(1)
         inside = torch.arange(order.shape[1]) < size.unsqueeze(1)
@@ -86,11 +87,11 @@ class Batches:
         self.order[place[inside]] = (start + order)[inside]
         self.stamp[rows] = epoch
 
-    def plan(self, rows: Tensor, keys: Tensor, round_: int, call: int, size: int, stream: str) -> Plan:
+    def plan(self, rows: Tensor, round_: int, call: int, size: int, stream: str) -> Plan:
         """A call's walk: from a batch drawn at random through the device's order, and round again."""
-        self.reshuffle(rows, keys, round_)
+        self.reshuffle(rows, round_)
         samples = self.federation.samples[rows]
-        drawn = random.node_keys(random.key(self.seed, "batch", stream, round_, call), keys)
+        drawn = random.node_keys(random.key(self.seed, "batch", stream, round_, call), self.keys[rows])
         num_batches = (samples + size - 1) // size
         first = (random.uniform(drawn, 1).squeeze(1) * num_batches).long()
         plan = Plan()

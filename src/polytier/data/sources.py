@@ -46,10 +46,9 @@ class Source:
     def __post_init__(self) -> None:
         for name in ("y", "device", "team", "split", "cluster"):
             values = getattr(self, name)
-            if values is not None and len(values) != len(self.x):
-                raise ValueError(
-                    f"{name} needs one row a sample; got {len(values)} for {len(self.x)} samples"
-                )
+            rows = len(self.x) if values is None else len(values)
+            if rows != len(self.x):
+                raise ValueError(f"{name} needs one row a sample; got {rows} for {len(self.x)} samples")
 
 
 def default_dir() -> Path:
@@ -229,14 +228,16 @@ def cifar_batches(name: str, folder: str, files: Sequence[str], data_dir: Path |
     if archive is None:
         raise missing(name, [f"{name}-python.tar.gz or its unpacked folder {folder}"], places)
     with reading(archive, "a tar.gz archive"):
-        unpacked = io.BytesIO(gzip.decompress(archive.read_bytes()))  # as a whole: that checks its checksum
-        tar = tarfile.open(fileobj=unpacked)
-        members = {Path(m.name).name: m for m in tar.getmembers() if m.isfile()}
-        absent = [file for file in files if file not in members]
-        if absent:
-            raise ValueError(f"it has no {absent[0]}")
-        streams = {f"{archive}:{file}": tar.extractfile(members[file]) for file in files}
-        return {shown: stream.read() for shown, stream in streams.items() if stream is not None}
+        whole = io.BytesIO(
+            gzip.decompress(archive.read_bytes())
+        )  # at once, so that its checksum is looked at
+        with tarfile.open(fileobj=whole) as tar:
+            members = {Path(m.name).name: m for m in tar.getmembers() if m.isfile()}
+            absent = [file for file in files if file not in members]
+            if absent:
+                raise ValueError(f"it has no {absent[0]}")
+            streams = {f"{archive}:{file}": tar.extractfile(members[file]) for file in files}
+            return {shown: stream.read() for shown, stream in streams.items() if stream is not None}
 
 
 def cifar(
@@ -269,26 +270,22 @@ def cifar_100(data_dir: Path | None = None, *, coarse: bool = False) -> Source:
 
 
 def read_words(path: Path) -> list[list[str]]:
-    with reading(path, "text"):
-        return [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
 def read_attributes(path: Path, wanted: Sequence[str]) -> tuple[list[str], np.ndarray]:
     """File names and the wanted columns (0 or 1) of list_attr_celeba.txt."""
-    lines = read_words(path)
-    names = lines[1] if len(lines) > 1 else []
+    with reading(path, "CelebA's attributes"):
+        _, names, *lines = read_words(path)  # first comes the number of images
+        for line in lines:
+            if len(line) != len(names) + 1:
+                raise ValueError(f"the line of {line[0]} does not have {len(names)} attributes")
+        values = np.array([line[1:] for line in lines], dtype=np.int64).reshape(-1, len(names)) > 0
     for attribute in wanted:
         if attribute not in names:
             near = difflib.get_close_matches(attribute, names, 3) or names[:5]
             raise ValueError(f"{path} has no attribute {attribute!r}; did you mean {', '.join(near)}?")
-    columns = [1 + names.index(attribute) for attribute in wanted]
-    with reading(path, "CelebA's attributes"):
-        short = next((line[0] for line in lines[2:] if len(line) != len(names) + 1), None)
-        if short is not None or len(lines) < 3:
-            raise ValueError(f"the line of {short} does not have {len(names)} attributes")
-        return [line[0] for line in lines[2:]], np.array(
-            [[int(n[c]) for c in columns] for n in lines[2:]]
-        ) > 0
+    return [line[0] for line in lines], values[:, [names.index(attribute) for attribute in wanted]]
 
 
 def celeba(
@@ -312,24 +309,22 @@ def celeba(
         raise missing("celeba", ["the folder img_align_celeba and list_attr_celeba.txt"], places)
     files, y = read_attributes(listing, attributes.split("+"))
     files, y = (files[:limit], y[:limit]) if limit else (files, y)
+    device = identities(find("identity_CelebA.txt", places), files)
     x = np.empty((len(files), 3, image_size, image_size), dtype=np.uint8)
     for row, file in enumerate(files):
         path = home / "img_align_celeba" / file
         with reading(path, "an image"), Image.open(path) as image:
             x[row] = np.asarray(image.convert("RGB").resize((image_size, image_size))).transpose(2, 0, 1)
     y = y.astype(np.int64)
-    return Source(
-        x, y[:, 0] if y.shape[1] == 1 else y, 2, identities(find("identity_CelebA.txt", places), files)
-    )
+    return Source(x, y[:, 0] if y.shape[1] == 1 else y, 2, device)
 
 
 def identities(path: Path | None, files: Sequence[str]) -> np.ndarray | None:
     """The person in each image, if the file is there."""
     if path is None:
         return None
-    lines = read_words(path)
     with reading(path, "CelebA's identities"):
-        person = {line[0]: int(line[1]) for line in lines}
+        person = {line[0]: int(line[1]) for line in read_words(path)}
         absent = [file for file in files if file not in person]
         if absent:
             raise ValueError(f"it has no {absent[0]}")
@@ -381,7 +376,7 @@ def read_leaf(path: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
                 yield str(user), x.astype(np.float32), in_range(y, int(max(y.max(), 0)) + 1)
 
 
-def column(values: np.ndarray, name: str, kinds: str) -> np.ndarray:
+def own_column(values: np.ndarray, name: str, kinds: str) -> np.ndarray:
     """A user's column, in a type that the rest of the house knows."""
     allowed = {"b": "true/false", "i": "whole numbers", "u": "whole numbers", "f": "floats", "U": "strings"}
     values = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
@@ -389,20 +384,18 @@ def column(values: np.ndarray, name: str, kinds: str) -> np.ndarray:
         words = " or ".join(dict.fromkeys(allowed[kind] for kind in kinds))
         raise ValueError(f"{name} is {values.dtype} {values.shape}; it must be {words}, one row a sample")
     if values.dtype.kind == "f":
-        with np.errstate(
-            over="ignore"
-        ):  # a value too large becomes infinite, which Federation refuses by row
+        with np.errstate(over="ignore"):  # too large becomes infinite, which Federation refuses by row
             return values.astype(np.float32)
     if values.dtype == np.uint8 and name == "x":
         return values[:, None] if values.ndim == 3 else values  # grey images get their channel
-    return values if values.dtype.kind == "U" else values.astype(np.int64)
+    return values.astype(np.int64) if name in ("x", "y") else values
+
+
+COLUMNS = {"x": "biuf", "y": "biuf", "device": "iuU", "team": "iuU", "split": "iuU", "cluster": "iuU"}
 
 
 def from_columns(columns: dict[str, np.ndarray]) -> Source:
-    kinds = {"x": "biuf", "y": "biuf", "device": "iuU", "team": "iuU", "split": "iuU", "cluster": "iuU"}
-    ready: dict[str, Any] = {
-        key: column(columns[key], key, kind) for key, kind in kinds.items() if key in columns
-    }
+    ready: dict[str, Any] = {key: own_column(columns[key], key, COLUMNS[key]) for key in columns}
     if ready["x"].ndim == 1:
         ready["x"] = ready["x"][:, None]
     y = ready["y"]
@@ -413,11 +406,13 @@ def load_npz(path: Path | str) -> Source:
     """The user's own file: x, y, device and optionally team, split, cluster. Floats are used as they are."""
     advice = "write it by np.savez with x, y, device (optional: team, split, cluster) as numbers or strings"
     with reading(path, "an .npz file", advice), open(path, "rb") as file:
-        archive = np.load(file, allow_pickle=False)
+        archive: Any = np.load(file, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise ValueError("it holds one array without a name")
         absent = [key for key in ("x", "y", "device") if key not in archive]
         if absent:
             raise ValueError(f"it has {', '.join(archive) or 'no arrays'} but no {absent[0]}")
-        return from_columns({key: archive[key] for key in archive})
+        return from_columns({key: archive[key] for key in COLUMNS if key in archive})
 
 
 def from_huggingface(
