@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from polytier import random
-from polytier.data.batches import Batch, Batches, Plan
+from polytier.data.batches import Batch, Batches, Walk
 from polytier.memory import Memory
 from polytier.objective import Objective
 from polytier.participation import Participation
@@ -407,16 +407,15 @@ class Local(Node):
     def __init__(self, world: World, tier: int, ids: Tensor, clock: Clock, quiet: bool = False) -> None:
         super().__init__(world, tier, ids, clock, quiet)
         self.rows = world.topology.order[ids]  # their place in the federation
-        self._plans: dict[tuple[int, str], Plan] = {}
+        self._walks: dict[tuple[int, str], Walk] = {}
 
     def batch(self, size: int | None = None, stream: str = "") -> Batch:
         """The next mini-batch of each device; a named stream walks on its own."""
         size = self.world.batch_size if size is None else size
-        if (size, stream) not in self._plans:
-            self._plans[size, stream] = self.world.batches.plan(
-                self.rows, self.clock.round, self.clock.call, size, stream
-            )
-        return self.world.batches.next(self._plans[size, stream], size)
+        if (size, stream) not in self._walks:
+            clock = self.clock
+            self._walks[size, stream] = self.world.batches.walk(self.rows, clock.round, clock.call, size, stream)
+        return self._walks[size, stream].next()
 
     def full(self, split: str = "train") -> Batch:
         """All samples."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from polytier import random
-from polytier.data.batches import Batch
+from polytier.data.batches import Batch, Group
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [B, ...], targets [B, ...]) -> one loss a sample [B]
 BATCHINGS = ("stacked", "single", "eager")
@@ -45,10 +45,6 @@ def correct(outputs: Tensor, targets: Tensor) -> Tensor:
     """1 a sample whose largest output is the target; for sequences the share of the positions."""
     hits = (outputs.argmax(-1) == targets).to(outputs.dtype)
     return hits if hits.ndim == 1 else hits.flatten(1).mean(1)
-
-
-def itself(function: Callable) -> Callable:
-    return function
 
 
 class Objective:
@@ -97,9 +93,8 @@ class Objective:
             layer.key = key
         return functional_call(self.module, self.parameters(row), (inputs,))
 
-    def row_loss(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor) -> Tensor:
-        outputs = self.apply(row, x, key if self.dropouts else None)
-        value = (weight * self.sample_loss(outputs, y)).sum()
+    def row_loss(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor | None = None) -> Tensor:
+        value = (weight * self.sample_loss(self.apply(row, x, key), y)).sum()
         return value + 0.5 * self.l2 * (row * row).sum() if self.l2 else value
 
     # -- a stack of rows -------------------------------------------------------------------------
@@ -109,83 +104,112 @@ class Objective:
 
         `loss(apply, row, x, y, weight, *extra)` replaces the objective; `extra` are rows [n, ...].
         """
-        return self._stack(grad, theta, batch, loss, extra)
+        return self._stack("grad", theta, batch, loss, extra)
 
     def loss(self, theta: Tensor, batch: Batch, loss: Callable | None = None, extra: tuple = ()) -> Tensor:
         """[n] values of the objective."""
-        return self._stack(itself, theta, batch, loss, extra)
+        return self._stack("loss", theta, batch, loss, extra)
 
     def outputs(self, theta: Tensor, inputs: Tensor) -> Tensor:
         """[n, B, ...] outputs of each row on its own inputs [n, B, ...]."""
-        return self._run(("apply",), lambda row, x: self.apply(row, x), theta, inputs)
+        return self._run("outputs", None, (theta, inputs))
 
-    def _stack(self, transform: Callable, theta: Tensor, batch: Batch, loss: Callable | None, extra: tuple):
-        function: Callable = self.row_loss
-        if loss is not None:
-
-            def function(row, x, y, weight, key, *more):
-                return loss(lambda r, i: self.apply(r, i, key if self.dropouts else None), row, x, y, weight, *more)
-
-        parts = [
-            self._run(
-                (transform, loss), transform(function),
-                theta[g.rows], g.x, g.y, g.weight, g.key, *(e[g.rows] for e in extra),
-            )
-            for g in batch.groups
-        ]  # fmt: skip
-        if len(parts) == 1:
-            return parts[0]
-        result = torch.empty((len(theta), *parts[0].shape[1:]), dtype=parts[0].dtype, device=theta.device)
-        for group, part in zip(batch.groups, parts, strict=True):
-            result[group.rows] = part
+    def _stack(self, kind: str, theta: Tensor, batch: Batch, loss: Callable | None, extra: tuple) -> Tensor:
+        if len(batch.groups) == 1 and len(batch.groups[0].x) == len(theta):
+            return self._run(kind, loss, (theta, *self._data(batch.groups[0]), *extra))
+        result = None
+        for group in batch.groups:
+            rows = group.rows
+            part = self._run(kind, loss, (theta[rows], *self._data(group), *(e[rows] for e in extra)))
+            result = part.new_zeros((len(theta), *part.shape[1:])) if result is None else result
+            result[rows] = part
+        assert result is not None, "a batch has at least one group"
         return result
 
-    def _run(self, tag: Any, function: Callable, *stacks: Tensor) -> Tensor:
-        """`function` of every row: in pieces of 2^k rows, so that few shapes are traced."""
+    def _data(self, group: Group) -> tuple[Tensor, ...]:
+        data = (group.x, group.y, group.weight)
+        return data if group.key is None else (*data, group.key)
+
+    def _run(self, kind: str, loss: Callable | None, stacks: tuple[Tensor, ...]) -> Tensor:
+        """Every row of the stacks: in pieces of 2^k rows, so that few shapes are traced."""
         n = len(stacks[0])
         if self.batching == "eager":
-            return torch.stack([self._eager(tag, function, [s[i] for s in stacks]) for i in range(n)])
+            return torch.stack([self._eager(kind, loss, [s[i] for s in stacks]) for i in range(n)])
         if self.batching == "single":
-            return torch.stack([self._traced(tag, function, [s[i] for s in stacks]) for i in range(n)])
+            return torch.stack([self._traced(kind, loss, [s[i] for s in stacks], False) for i in range(n)])
         if n & (n - 1) == 0:
-            return self._traced(tag, vmap(function), stacks)
+            return self._traced(kind, loss, stacks, True)
         pieces, start = [], 0
         for k in reversed(range(n.bit_length())):
             if n & (1 << k):
-                end = start + (1 << k)
-                pieces.append(self._traced(tag, vmap(function), [s[start:end] for s in stacks]))
-                start = end
+                pieces.append(self._traced(kind, loss, [s[start : start + (1 << k)] for s in stacks], True))
+                start += 1 << k
         return torch.cat(pieces)
 
-    def _traced(self, tag: Any, function: Callable, inputs) -> Tensor:
-        signature = (tag, *((i.shape, i.dtype) for i in inputs))
+    def _traced(self, kind: str, loss: Callable | None, inputs: Sequence[Tensor], stacked: bool) -> Tensor:
+        signature = (kind, loss, stacked, *[i.shape for i in inputs])
         compiled = self._compiled.get(signature)
         if compiled is None:
-            compiled = self._compiled[signature] = trace(function, inputs)
+            function = self._function(kind, loss)
+            function = grad(function) if kind == "grad" else function
+            compiled = self._compiled[signature] = trace(vmap(function) if stacked else function, inputs)
         with torch.no_grad():
             return compiled(*inputs)
 
-    def _eager(self, tag: Any, function: Callable, inputs) -> Tensor:
-        if tag[0] is not grad:
+    def _eager(self, kind: str, loss: Callable | None, inputs: list[Tensor]) -> Tensor:
+        function = self._function(kind, loss)
+        if kind != "grad":
             with torch.no_grad():
                 return function(*inputs)
         # autograd itself: torch.func does not pass through every old autograd function
         row = inputs[0].detach().requires_grad_()
         with torch.enable_grad():
-            value = function.__wrapped__(row, *inputs[1:])
-        return torch.autograd.grad(value, row)[0]
+            return torch.autograd.grad(function(row, *inputs[1:]), row)[0]
+
+    def _function(self, kind: str, loss: Callable | None) -> Callable:
+        """What is computed for one row."""
+        if kind == "outputs":
+            return self.apply
+        if loss is None:
+            return self.row_loss
+
+        def own_loss(row: Tensor, x: Tensor, y: Tensor, weight: Tensor, *rest: Tensor) -> Tensor:
+            key, more = (rest[0], rest[1:]) if self.dropouts else (None, rest)
+            return loss(lambda r, i: self.apply(r, i, key), row, x, y, weight, *more)
+
+        return own_loss
 
 
-def trace(function: Callable, inputs) -> Callable:
+def trace(function: Callable, inputs: Sequence[Tensor]) -> Callable:
     """The function as a graph of plain tensor operations for inputs of these shapes."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about tracing internals, nothing a user could act on
         graph = make_fx(lambda *given: function(*given))(*(i.clone() for i in inputs))
-    graph.graph.eliminate_dead_code()
+    drop_idle(graph.graph)
     graph.recompile()
     return graph.forward
+
+
+def drop_idle(graph: Any) -> None:
+    """Remove steps that give back what they were given: on small models each costs as much as a product."""
+    aten = torch.ops.aten
+    reshaping = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        source = node.args[0]
+        idle = node.target in reshaping and source.meta["val"].shape == node.meta["val"].shape
+        idle |= node.target is aten.mul.Scalar and node.args[1] == 1
+        if node.target is aten.transpose.int and source.target is aten.transpose.int:
+            if sorted(d % node.meta["val"].ndim for d in source.args[1:]) == sorted(
+                d % node.meta["val"].ndim for d in node.args[1:]
+            ):
+                idle, source = True, source.args[0]
+        if idle:
+            node.replace_all_uses_with(source)
+    graph.eliminate_dead_code()
 
 
 def choose_batching(objective: Objective, batch: Batch, generator_key: int = 0) -> str:

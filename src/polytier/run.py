@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from polytier.algorithm import Algorithm, Call, Clock, Rows, World, execute
-from polytier.data.batches import Batches
 from polytier.data.federation import Federation
 from polytier.evaluation import Evaluation, personal, personal_models, shared_rows
 from polytier.ledger import Ledger
@@ -127,7 +126,7 @@ class Run:
             sent = self.state
         world = replace(
             self.world, topology=topology, memory=Memory(topology), engine=None,
-            batches=Batches(newcomer, self.world.objective.dtype, self.world.seed, self.world.batches.device),
+            batches=self.world.batches.over(newcomer),
         )  # fmt: skip
         world.__dict__.pop("samples", None)
         one, zero = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)

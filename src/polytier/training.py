@@ -92,7 +92,7 @@ class Training:
         participation = (Participation(), *[teams] * (topology.num_tiers - 2), devices)
         check_tables(participation, topology)
         self.world = World(
-            algorithm, topology, objective, Batches(federation, kind, seed, on), Memory(topology), participation,
+            algorithm, topology, objective, Batches(federation, seed, kind, on, bool(objective.dropouts)), Memory(topology), participation,
             seed, batch_size, absent, metrics=metrics,
         )  # fmt: skip
         self.threads = torch.get_num_threads()
@@ -126,15 +126,8 @@ class Training:
             for callback in callbacks:
                 callback.on_start(self)
             while self.round < rounds and not stop():
-                started = time.perf_counter()
-                self.ledger.start_round()
-                server = Children(self.world, 0, torch.zeros(1, dtype=torch.int64), Clock(self.round))
-                self.state = self.algorithm.server(self.state, server)
-                check_finite(server, self.state)
-                took = time.perf_counter() - started
-                self.seconds += took
-                self.round += 1
-                record = self._record(took, last=self.round == rounds)
+                seconds = self.step()
+                record = self._record(seconds, last=self.round == rounds)
                 self.history.append(record)
                 for callback in callbacks:
                     callback.on_round(self, record)
@@ -145,6 +138,18 @@ class Training:
         finally:
             for callback in callbacks:
                 callback.close()
+
+    def step(self) -> float:
+        """One round of the server's program; the seconds it took."""
+        started = time.perf_counter()
+        self.ledger.start_round()
+        server = Children(self.world, 0, torch.zeros(1, dtype=torch.int64), Clock(self.round))
+        self.state = self.algorithm.server(self.state, server)
+        check_finite(server, self.state)
+        self.round += 1
+        seconds = time.perf_counter() - started
+        self.seconds += seconds
+        return seconds
 
     def _record(self, seconds: float, last: bool) -> dict[str, Any]:
         """What is known of the round that has just ended."""
@@ -160,8 +165,7 @@ class Training:
     def _sample_batch(self):
         """A batch of a few devices, for the self-check."""
         rows = torch.arange(min(4, len(self.federation)))
-        plan = self.world.batches.plan(rows, 0, 0, self.world.batch_size, "")
-        return self.world.batches.next(plan, self.world.batch_size)
+        return self.world.batches.walk(rows, 0, 0, self.world.batch_size).next()
 
     # -- to go on later ------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,14 +19,18 @@ class Group:
     """Devices of a stack whose batches have the same padded width.
 
     rows | which rows of the stack; x [r, B, ...], y [r, B, ...]; weight [r, B]: 1 / size, 0 where padded;
-    key [r, B]: a key a sample, for dropout
+    key [r, B]: a key a sample, only where a model draws dropout masks
     """
 
     rows: Tensor | slice
     x: Tensor
     y: Tensor
     weight: Tensor
-    key: Tensor
+    key: Tensor | None = None
+
+    def to(self, device: str) -> Group:
+        x, y, weight = (t.to(device, non_blocking=True) for t in (self.x, self.y, self.weight))
+        return Group(self.rows, x, y, weight, None if self.key is None else self.key.to(device, non_blocking=True))
 
 
 @dataclass(frozen=True)
@@ -40,16 +44,8 @@ class Batch:
             rows = torch.arange(self.num_rows)[g.rows].tolist()
             if i in rows:
                 k = slice(rows.index(i), rows.index(i) + 1)
-                return Batch([Group(slice(None), g.x[k], g.y[k], g.weight[k], g.key[k])], 1)
+                return Batch([Group(slice(None), g.x[k], g.y[k], g.weight[k], None if g.key is None else g.key[k])], 1)
         raise IndexError(i)
-
-
-@dataclass
-class Plan:
-    """What stays the same from step to step of one call: by group, where its devices' samples are."""
-
-    groups: list[tuple[Tensor | slice, Tensor, Tensor, Tensor, Tensor, int]] = field(default_factory=list)
-    step: int = 0
 
 
 def padded_width(samples: int, size: int) -> int:
@@ -63,13 +59,23 @@ def padded_width(samples: int, size: int) -> int:
 
 
 class Batches:
-    """Reads batches of a federation; holds the current random order of each device's training samples."""
+    """Reads batches of a federation; holds the current random order of each device's training samples.
 
-    def __init__(self, federation: Federation, dtype: torch.dtype, seed: int, device: str = "cpu") -> None:
-        self.federation, self.dtype, self.seed, self.device = federation, dtype, seed, device
+    `keyed`: batches carry a key a sample, from which a model draws its dropout masks.
+    """
+
+    def __init__(
+        self, federation: Federation, seed: int, dtype: torch.dtype, device: str = "cpu", keyed: bool = False
+    ) -> None:
+        self.federation, self.seed, self.dtype, self.device, self.keyed = federation, seed, dtype, device, keyed
         self.order = torch.arange(len(federation.x))
         self.stamp = torch.full((len(federation),), -1)
         self.keys = torch.tensor([random.signed(random.name_key(i)) for i in federation.ids.tolist()])
+        self.usual_steps: dict[tuple[int, str], int] = {}  # how far the last walk went: only saves work
+
+    def over(self, federation: Federation) -> Batches:
+        """The same for other data."""
+        return Batches(federation, self.seed, self.dtype, self.device, self.keyed)
 
     def reshuffle(self, rows: Tensor, round_: int) -> None:
         """Bring the order of these devices up to date: it is keyed by device and epoch alone."""
@@ -87,32 +93,11 @@ class Batches:
         self.order[place[inside]] = (start + order)[inside]
         self.stamp[rows] = epoch
 
-    def plan(self, rows: Tensor, round_: int, call: int, size: int, stream: str) -> Plan:
-        """A call's walk: from a batch drawn at random through the device's order, and round again."""
+    def walk(self, rows: Tensor, round_: int, call: int, size: int, stream: str = "") -> Walk:
+        """The mini-batches of one call, one after the other."""
         self.reshuffle(rows, round_)
-        samples = self.federation.samples[rows]
         drawn = random.node_keys(random.key(self.seed, "batch", stream, round_, call), self.keys[rows])
-        num_batches = (samples + size - 1) // size
-        first = (random.uniform(drawn, 1).squeeze(1) * num_batches).long()
-        plan = Plan()
-        for which, width in groups_by_width(samples, size):
-            start = self.federation.bounds[rows[which], 0]
-            plan.groups.append((which, start, samples[which], first[which], drawn[which], width))
-        return plan
-
-    def next(self, plan: Plan, size: int) -> Batch:
-        groups = []
-        for which, start, samples, first, drawn, width in plan.groups:
-            number = (first + plan.step) % ((samples + size - 1) // size)
-            offset = (number * size).unsqueeze(1) + torch.arange(width)
-            count = (samples - number * size).clamp(max=size).unsqueeze(1)
-            place = torch.minimum(offset, samples.unsqueeze(1) - 1) + start.unsqueeze(1)
-            index = self.order[place]
-            weight = (torch.arange(width) < count).to(self.dtype) / count.to(self.dtype)
-            key = random.bits(drawn + plan.step, width)
-            groups.append(self.gather(which, index, weight, key))
-        plan.step += 1
-        return Batch(groups, sum(len(g.weight) for g in groups))
+        return Walk(self, rows, drawn, size, stream)
 
     def whole(self, rows: Tensor, split: str = "train", chunk: int | None = None, part: int = 0) -> Batch:
         """All samples of a split; with `chunk`, at most that many: the part-th of them. Empty devices are left out."""
@@ -123,29 +108,67 @@ class Batches:
         samples = (end - begin).clamp(min=0)
         groups = []
         for which, width in groups_by_width(samples, chunk or UNBOUNDED):
-            if width == 0:
-                continue
-            count = samples[which].unsqueeze(1)
-            index = torch.minimum(torch.arange(width).expand(len(count), width), count - 1) + begin[which].unsqueeze(1)
-            weight = (torch.arange(width) < count).to(self.dtype) / count.to(self.dtype)
-            groups.append(self.gather(which, index, weight, index))
+            if width:
+                count = samples[which].unsqueeze(1)
+                index = torch.minimum(torch.arange(width), count - 1) + begin[which].unsqueeze(1)
+                weight = share_of_batch(count, width, self.dtype)
+                groups.append(self.gather(which, index, weight, index if self.keyed else None))
         return Batch(groups, len(rows))
 
-    def gather(self, which: Tensor | slice, index: Tensor, weight: Tensor, key: Tensor) -> Group:
+    def gather(self, which: Tensor | slice, index: Tensor, weight: Tensor, key: Tensor | None) -> Group:
+        """The samples `index` [r, B] of the federation, as a model sees them."""
         fed, flat = self.federation, index.reshape(-1)
         x = fed.inputs(fed.x.index_select(0, flat), self.dtype)
         y = fed.y.index_select(0, flat)
-        if y.is_floating_point():
-            y = y.to(self.dtype)
-        to = {"device": self.device, "non_blocking": True}
-        shape = tuple(index.shape)
-        return Group(
-            which,
-            x.reshape(*shape, *x.shape[1:]).to(**to),
-            y.reshape(*shape, *y.shape[1:]).to(**to),
-            weight.to(**to),
-            key.to(**to),
-        )
+        y = y.to(self.dtype) if y.is_floating_point() else y
+        group = Group(which, x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:]), weight, key)
+        return group if self.device == "cpu" else group.to(self.device)
+
+
+class Walk:
+    """From a batch drawn at random through each device's order, and round again."""
+
+    def __init__(self, batches: Batches, rows: Tensor, drawn: Tensor, size: int, stream: str) -> None:
+        self.batches, self.size, self.stream, self.num_rows = batches, size, stream, len(rows)
+        samples = batches.federation.samples[rows]
+        first = (random.uniform(drawn, 1).squeeze(1) * ((samples + size - 1) // size)).long()
+        start = batches.federation.bounds[rows, 0]
+        self.groups = [
+            (which, width, *(v[which].unsqueeze(1) for v in (start, samples, first, drawn)))
+            for which, width in groups_by_width(samples, size)
+        ]
+        self.step, self.prepared_from = 0, 0
+        self.prepared: list[tuple[Tensor, Tensor, Tensor | None]] = []
+
+    def next(self) -> Batch:
+        k = self.step - self.prepared_from
+        if not self.prepared or k == len(self.prepared[0][0]):
+            usual = self.batches.usual_steps.get((self.size, self.stream), 0)
+            self.prepare(max(usual - self.step, min(self.step, 32), 1))
+            k = 0
+        self.step += 1
+        self.batches.usual_steps[self.size, self.stream] = self.step
+        groups = [
+            self.batches.gather(which, index[k], weight[k], None if key is None else key[k])
+            for (which, *_), (index, weight, key) in zip(self.groups, self.prepared, strict=True)
+        ]
+        return Batch(groups, self.num_rows)
+
+    def prepare(self, num_steps: int) -> None:
+        """Which samples the next steps take: by group [steps, r, B], drawn all at once."""
+        steps = torch.arange(self.step, self.step + num_steps).reshape(-1, 1, 1)
+        self.prepared_from, self.prepared = self.step, []
+        for _, width, start, samples, first, drawn in self.groups:
+            begin = ((first + steps) % ((samples + self.size - 1) // self.size)) * self.size  # [steps, r, 1]
+            place = torch.minimum(begin + torch.arange(width), samples - 1) + start
+            weight = share_of_batch((samples - begin).clamp(max=self.size), width, self.batches.dtype)
+            key = random.bits(drawn.squeeze(1) + steps.squeeze(2), width) if self.batches.keyed else None
+            self.prepared.append((self.batches.order[place], weight, key))
+
+
+def share_of_batch(count: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """[..., width] 1 / count for the first `count` samples, 0 for those that only pad the batch."""
+    return (torch.arange(width) < count).to(dtype) / count.to(dtype)
 
 
 def groups_by_width(samples: Tensor, size: int) -> list[tuple[Tensor | slice, int]]:

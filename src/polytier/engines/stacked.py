@@ -200,7 +200,7 @@ def spec(world: World) -> dict[str, Any]:
         "federation": replace(federation, x=torch.zeros(0), y=torch.zeros(0)),
         "x": (federation.x.dtype, tuple(federation.x.shape)),
         "y": (federation.y.dtype, tuple(federation.y.shape)),
-        "device": world.batches.device,
+        "batches": {name: getattr(world.batches, name) for name in ("seed", "dtype", "device", "keyed")},
     }
 
 
@@ -210,7 +210,7 @@ def start_worker(world: World, shared: dict[str, Any], folder: Path, tile: int, 
     federation = replace(
         shared["federation"], x=map_file(folder / "x", *shared["x"]), y=map_file(folder / "y", *shared["y"])
     )
-    world.batches = Batches(federation, world.objective.dtype, world.seed, shared["device"])
+    world.batches = Batches(federation, **shared["batches"])
     world.memory = Memory(world.topology, folder)
     _worker = world, tile, codec
 
