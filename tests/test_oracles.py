@@ -225,6 +225,39 @@ def test_permfl_and_pfedmt(method, weights, case, steps, swap, beta, pull):
     agree(case, algorithm, oracles.permfl, weights=weights, **fields)
 
 
+@pytest.mark.parametrize("devices", ["all", "half"])
+@pytest.mark.parametrize("teams", ["all", "half"])
+@pytest.mark.parametrize("method", [HierFedAvg, PerMFL])
+def test_full_and_partial_teams_and_devices(method, teams, devices):
+    rng = np.random.default_rng(1)
+    sizes = rng.integers(1, 6, 16)
+    ends = np.cumsum(sizes)
+    x, y = rng.normal(size=(ends[-1], FEATURES)), rng.integers(0, CLASSES, ends[-1])
+    bounds = torch.from_numpy(np.stack([ends - sizes, ends, ends, ends], 1))
+    federation = Federation(
+        torch.from_numpy(x), torch.from_numpy(y), bounds, np.arange(16), num_classes=CLASSES
+    )
+    topology = Topology.build(federation.ids, np.repeat([0, 1, 2, 3], 4))
+    data = {k: (x[end - size : end], y[end - size : end]) for k, (end, size) in enumerate(zip(ends, sizes, strict=True))}
+    children = [{"server": [0, 1, 2, 3]}, {k: [4 * k, 4 * k + 1, 4 * k + 2, 4 * k + 3] for k in range(4)}]
+    rule = {"all": {}, "half": {"fraction": 0.5}}
+    problem = oracles.Problem(data, children, CLASSES, participation=[{}, rule[teams], rule[devices]])
+    share = {"all": 1.0, "half": 0.5}
+    settings = {
+        "seed": 0, "batch_size": 4, "dtype": "float64", "batching": "stacked", "topology": topology,
+        "team_participation": share[teams], "device_participation": share[devices],
+    }  # fmt: skip
+    case = Case(federation, settings, topology, problem, 3, None)
+    lr, K = dict.fromkeys(range(16), 0.1), {1: 2}
+    fields = {"device_lr": lr, "device_steps": 2, "team_rounds": K}
+    if method is HierFedAvg:
+        agree(case, HierFedAvg(0.1, 2, team_rounds=2), oracles.hier_fedavg, weights="samples", **fields)
+    else:
+        pulls = {"team_lr": {1: dict.fromkeys(range(4), 0.1)}, "server_lr": 0.5, "device_pull": 0.5, "team_pull": {1: 1.5}}
+        algorithm = PerMFL(0.1, 0.1, 0.5, 0.5, 1.5, 2, 2)
+        agree(case, algorithm, oracles.permfl, weights="uniform", **fields, **pulls)
+
+
 def test_large_device_keeps_its_order_for_two_rounds():
     """1,024 samples or more: an epoch lasts longer than a round."""
     rng = np.random.default_rng(0)

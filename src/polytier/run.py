@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from polytier.algorithm import Algorithm, Call, Clock, Rows, World, execute
@@ -23,8 +20,6 @@ from polytier.topology import Topology
 
 if TYPE_CHECKING:
     from polytier.training import Training
-
-KINDS = ("personal", "team", "global")
 
 
 class Scaled(nn.Module):
@@ -64,6 +59,11 @@ class Run:
     ledger: Ledger
     evaluation: Evaluation | None
     seconds: float
+    settings: dict[str, Any] = field(default_factory=dict)  # of `Training`, for the run folder
+
+    @property
+    def rounds(self) -> int:
+        return self.history[-1]["round"] if self.history else 0
 
     @classmethod
     def of(cls, training: Training) -> Run:
@@ -78,6 +78,7 @@ class Run:
             None if everywhere is None else everywhere[0],
             training.federation.ids, topology.names[topology.leaf - 1] if topology.num_tiers > 2 else np.array([]),
             training.state, training.history, world, training.ledger, training.evaluation, training.seconds,
+            training.settings,
         )  # fmt: skip
 
     # -- models --------------------------------------------------------------------------------------
@@ -142,18 +143,8 @@ class Run:
 
     # -- files ---------------------------------------------------------------------------------------
 
-    def save_models(self, folder: Path) -> None:
-        """{personal,team,global}.safetensors: a tensor a parameter, the first axis is the nodes."""
-        folder.mkdir(parents=True, exist_ok=True)
-        everywhere = None if self.global_ is None else self.global_.unsqueeze(0)
-        ids = {"personal": self.device_ids, "team": self.team_ids, "global": np.array(["server"])}
-        for kind, rows in zip(KINDS, (self.personal, self.team, everywhere), strict=True):
-            if rows is not None:
-                parts = {k: v.contiguous() for k, v in self.world.objective.parameters(rows).items()}
-                save_file(parts, folder / f"{kind}.safetensors", {"ids": json.dumps(ids[kind].tolist())})
-
     def save(self, folder: str | Path) -> None:
-        """Write the run folder (see docs) of a run made in Python."""
+        """Write the run folder of a run made in Python; the folder must be new or empty."""
         from polytier.folder import write_results
 
         write_results(Path(folder), self)
@@ -173,13 +164,3 @@ def pick(rows: Tensor | None, ids: np.ndarray, name: Any, what: str, kind: str) 
     if not len(found):
         raise ValueError(f"no {what} {name!r}; there are {', '.join(map(str, ids[:8]))}{', ...' if len(ids) > 8 else ''}")
     return rows[found[0]]
-
-
-def read_models(path: Path, names: list[str]) -> tuple[Tensor, np.ndarray] | None:
-    """Rows [nodes, d] and ids of a file written by `save_models`."""
-    if not path.exists():
-        return None
-    with safe_open(path, "pt") as file:
-        ids = np.array(json.loads(file.metadata()["ids"]))
-        parts = [file.get_tensor(name) for name in names]
-    return torch.cat([p.reshape(len(p), -1) for p in parts], 1), ids

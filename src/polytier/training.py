@@ -81,6 +81,7 @@ class Training:
             log.info("%s is a flat method: the teams are ignored", type(algorithm).__name__)
             topology = topology.flat()
         kind: torch.dtype = getattr(torch, dtype)
+        name = model if isinstance(model, str) else "python"
         if isinstance(model, str):
             model = make_model(model, tuple(federation.x.shape[1:]), federation.num_classes, seed)
         self.module = model
@@ -103,11 +104,15 @@ class Training:
                 log.info("batching: %s (rows of this model depend on their stack)", objective.batching)
         self.ledger = Ledger(topology)
         self.codec = CODECS[codec or dtype]
+        self.settings: dict[str, Any] = {  # what a run folder records
+            "model": name, "seed": seed, "l2": l2, "absent": absent, "batch_size": batch_size,
+            "eval_every": eval_every, "dtype": dtype, "on": on, "codec": self.codec.name, "batching": objective.batching,
+        }  # fmt: skip
         self.world.engine = Stacked(
             self.world, self.ledger, self.codec, tile=tile, inner_tile=inner_tile, workers=workers
         )
         self.state: Rows = algorithm.init(objective.initial.unsqueeze(0).clone())
-        self.round = 0
+        self.round, self.rounds = 0, 0  # done, and asked for
         self.seconds = 0.0
         self.history: list[dict[str, Any]] = []
         self.evaluation: Evaluation | None = None
@@ -116,12 +121,15 @@ class Training:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self.world.engine.close()  # type: ignore[attr-defined]
         torch.set_num_threads(self.threads)
 
     def run(self, rounds: int, callbacks: Iterable[Callback] = (), stop: Callable[[], bool] = lambda: False) -> Run:
         """Rounds up to number `rounds`; `stop()` is asked after each one."""
-        callbacks = list(callbacks)
+        callbacks, self.rounds = list(callbacks), rounds
         try:
             for callback in callbacks:
                 callback.on_start(self)

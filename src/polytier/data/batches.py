@@ -49,13 +49,14 @@ class Batch:
 
 
 def padded_width(samples: int, size: int) -> int:
-    """What a device's batch is padded to: the batch size, or 1, 2, 3, 4, 6, 8, 12, ... if it has fewer samples."""
-    if samples >= size:
-        return size
-    if samples == 0:
-        return 0
-    power = 1 << (samples - 1).bit_length()
-    return min(size, 3 * power // 4 if samples <= 3 * power // 4 and power >= 4 else power)
+    """What a device's batch is padded to: the batch size or, with fewer samples, 1, 4, 16, 64, 128, 256, ...
+
+    Few widths, because each one present in a tile is a computation of its own.
+    """
+    if samples >= size or samples == 0:
+        return min(samples, size)
+    bits = (samples - 1).bit_length()
+    return min(size, 1 << (bits if bits > 6 else bits + bits % 2))
 
 
 class Batches:

@@ -127,9 +127,9 @@ def held_labels(y: Array, num_devices: int, per_device: int, allowed: Mask) -> A
 def labels(y: Array, num_devices: int, rng: Rng, allowed: Mask = None, *, per_device: int = 2) -> Assignment:
     """A few labels per device, in very unequal numbers (PerMFL's and pFedMe's experiments).
 
-    The holders of a label get 10 samples each, then 300 to 599 more, and share out the rest in proportion to
-    lognormal(0, 2) draws. Where that would take more than half of the rest, the second part is scaled down to
-    half; where there are no 10 for each, all get the same.
+    Every holder of a label gets 10 samples of it. Then, in turn, each asks for 300 to 599 more (fewer where that
+    would take more than half of the label's rest) and a lognormal(0, 2) share of the rest, and gets them while
+    the label lasts: as in the papers, who comes late may be left with the 10.
     """
     y = one_label(y)
     enough(len(y), num_devices)
@@ -144,8 +144,11 @@ def labels(y: Array, num_devices: int, rng: Rng, allowed: Mask = None, *, per_de
         base = min(10, pool // len(holders))
         rest = pool - base * len(holders)
         extra, share = rng.integers(300, 600, len(holders)), rng.lognormal(0, 2, len(holders))
-        level = min(int(extra.sum()), rest // 2)
-        counts[holders, label] = base + apportion(level, extra) + apportion(rest - level, share)
+        asked = apportion(min(int(extra.sum()), rest // 2), extra) + apportion(rest, share)
+        counts[holders, label] = base
+        for device, wish in zip(holders, asked, strict=True):
+            counts[device, label] += min(wish, rest)
+            rest -= min(wish, rest)
     return deal(y, counts, rng)
 
 

@@ -29,7 +29,7 @@ from polytier.ledger import Ledger
 from polytier.memory import Memory, map_file, map_tensor
 
 RUN = 64  # devices that are summed before their blocks are handed on
-TILE_BYTES = 4 << 20  # what a tile may touch in a step, so that it stays in cache
+TILE_BYTES = 8 << 20  # what a tile may touch in a step, so that it stays in cache
 
 
 class WorkerLost(RuntimeError):

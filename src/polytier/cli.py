@@ -1,0 +1,394 @@
+"""The command line. torch is imported only by the commands that need it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from polytier import __version__
+from polytier.config import PYTHON, Config, check_config, prepare, resolve, unknown, versions
+from polytier.report.files import read_config, read_history, read_summary
+from polytier.report.tables import duration, print_summary, print_unfinished, size
+from polytier.terminal import (
+    BAD_INPUT,
+    FAULT,
+    INTERRUPTED,
+    Interrupt,
+    fail,
+    log,
+    say,
+    set_up_logging,
+    wide_console,
+)
+
+if TYPE_CHECKING:
+    from polytier.run import Run
+    from polytier.training import Training
+
+
+class Group(TyperGroup):
+    """What goes wrong becomes one line of advice and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ValueError as error:
+            log.debug("where this came from:", exc_info=error)
+            raise fail(str(error), BAD_INPUT) from None
+        except KeyboardInterrupt:
+            raise fail("interrupted", INTERRUPTED) from None
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise fail(str(error), FAULT) from None
+
+
+app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+data_app = typer.Typer(no_args_is_help=True, help="Data sets.")
+app.add_typer(data_app, name="data")
+
+
+def show_version(asked: bool) -> None:
+    if asked:
+        print(f"polytier {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def polytier(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Federated learning with a model for every device, every team of devices and the whole population."""
+
+
+# -- run ----------------------------------------------------------------------------------------------
+
+
+def flag(name: str, shown: str = "") -> Any:
+    """The option of a setting: its help is the setting's own description."""
+    field = Config.model_fields[name]
+    default = shown or ("" if field.default is None else str(field.default))
+    text = (field.description or "") + (f" (default {default})" if default else "")
+    panel = next((title for title, names in PANELS.items() if name in names), None)
+    option = f"--{name.replace('_', '-')}"
+    declared = f"{option}/--no-{name}" if name == "standardize" else option
+    return typer.Option(declared, help=text, show_default=False, rich_help_panel=panel)
+
+
+PANELS = {
+    "Data and teams": (
+        "data", "data_dir", "devices", "teams", "partition", "per_class", "team_formation", "split",
+        "standardize",
+    ),
+    "Method": (
+        "model", "rounds", "batch_size", "seed", "team_participation", "device_participation", "absent",
+        "codec", "l2",
+    ),
+    "Computing": ("engine", "workers", "tile", "dtype", "on", "batching", "eval_every", "out"),
+}  # fmt: skip
+
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the run folder's name.")]
+Json = Annotated[bool, typer.Option("--json", help="Print summary.json and nothing else.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show what goes on inside.")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
+
+
+@app.command()
+def run(
+    ctx: typer.Context,
+    what: Annotated[
+        str | None,
+        typer.Argument(metavar="ALGORITHM | FILE.toml", help="A method (default permfl) or a file."),
+    ] = None,
+    data: Annotated[str | None, flag("data")] = None,
+    data_dir: Annotated[str | None, flag("data_dir")] = None,
+    model: Annotated[str | None, flag("model")] = None,
+    devices: Annotated[int | None, flag("devices", "40")] = None,
+    teams: Annotated[str | None, flag("teams", "4")] = None,
+    partition: Annotated[str | None, flag("partition", "labels:2")] = None,
+    per_class: Annotated[str | None, flag("per_class")] = None,
+    team_formation: Annotated[str | None, flag("team_formation")] = None,
+    split: Annotated[str | None, flag("split")] = None,
+    team_participation: Annotated[str | None, flag("team_participation")] = None,
+    device_participation: Annotated[str | None, flag("device_participation")] = None,
+    absent: Annotated[str | None, flag("absent")] = None,
+    rounds: Annotated[int | None, flag("rounds")] = None,
+    batch_size: Annotated[int | None, flag("batch_size")] = None,
+    seed: Annotated[int | None, flag("seed")] = None,
+    fields: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", rich_help_panel="Method",
+                     help="a field of the method; FIELD.TIER=VALUE by tier; a,b,c one a node"),
+    ] = None,
+    eval_every: Annotated[int | None, flag("eval_every")] = None,
+    out: Annotated[str | None, flag("out", "runs/ALGORITHM-DATA-SEED-N")] = None,
+    engine: Annotated[str | None, flag("engine")] = None,
+    workers: Annotated[int | None, flag("workers")] = None,
+    tile: Annotated[int | None, flag("tile")] = None,
+    dtype: Annotated[str | None, flag("dtype")] = None,
+    on: Annotated[str | None, flag("on")] = None,
+    codec: Annotated[str | None, flag("codec", "the dtype")] = None,
+    standardize: Annotated[bool | None, flag("standardize", "no")] = None,
+    l2: Annotated[float | None, flag("l2")] = None,
+    batching: Annotated[str | None, flag("batching")] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:  # fmt: skip
+    """Train. Alone, `polytier run` is PerMFL on digits; config.toml of any run folder repeats that run."""
+    set_up_logging(quiet, verbose)
+    flags = {k: v for k, v in ctx.params.items() if v is not None and k in Config.model_fields}
+    config = resolve(what, flags, fields or ())
+    from polytier.folder import check_free, next_free
+
+    if config.out is not None:
+        check_free(Path(config.out))
+    training, config = prepare(config)
+    folder = Path(config.out) if config.out is not None else next_free(Path("runs"), stem_of(config))
+    with training:
+        follow(training, config, folder, quiet, as_json)
+
+
+def stem_of(config: Config) -> str:
+    """ALGORITHM-DATA-SEED, fit to be a folder's name."""
+    data = Path(config.data).stem if config.data.lower().endswith(".npz") else config.data
+    return re.sub(r"[^\w.-]+", "-", f"{config.algorithm}-{data}-{config.seed}")
+
+
+@app.command()
+def resume(
+    folder: Folder,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="Go on to this round.", show_default=False)
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Go on with a run that was cut short, or take a finished one further; to the same bits."""
+    set_up_logging(quiet, verbose)
+    values = read_config(folder)
+    made_with = values.pop("versions", {})
+    if PYTHON in (values.get("data"), values.get("model")):
+        raise ValueError(f"{folder} is of a run made in Python, with data or a model of its own; go on there")
+    config = check_config(values if rounds is None else {**values, "rounds": rounds})
+    done = (read_summary(folder) or {}).get("rounds", 0)
+    if done >= config.rounds:
+        further = f"polytier resume {folder} --rounds {done + 100}"
+        say(f"{folder} is finished: {done} rounds; to go further: {further}")
+        report(folder, quiet, as_json)
+        return
+    changed = [f"{k} {v} (now {versions()[k]})" for k, v in made_with.items() if versions().get(k) != v]
+    if changed:
+        log.warning("started with %s: the bits may differ from those of an unbroken run", ", ".join(changed))
+    training, config = prepare(config)
+    with training:
+        restore(training, folder, config.rounds)
+        follow(training, config, folder, quiet, as_json, resumed=True)
+
+
+def restore(training: Training, folder: Path, rounds: int) -> None:
+    from polytier.folder import latest
+
+    found = latest(folder)
+    if found is None:
+        raise ValueError(
+            f"{folder} holds no checkpoint; repeat the run: polytier run {folder / 'config.toml'}"
+        )
+    number, tensors, facts = found
+    if number > rounds:
+        raise ValueError(f"{folder} has done {number} rounds; ask for at least as many")
+    training.restore(tensors, facts)
+    log.info("going on after round %d of %d", number, rounds)
+
+
+def follow(
+    training: Training, config: Config, folder: Path, quiet: bool, as_json: bool, resumed: bool = False
+) -> None:
+    """Train with everything a person may want to watch, and say how it ended."""
+    from polytier.algorithm import Diverged
+    from polytier.callbacks import Progress, RunFolder
+    from polytier.engines.stacked import WorkerLost
+
+    if not quiet:
+        announce(training, config)
+    writer = RunFolder(folder, config.model_dump(exclude={"out"}), resumed)
+    again = f"polytier resume {folder}"
+    try:
+        with Interrupt() as interrupt:
+            training.run(config.rounds, [writer, *([] if quiet else [Progress()])], interrupt)
+    except ValueError:
+        if training.round == 0 and not resumed:  # bad input that only the method could find
+            writer.discard()
+        raise
+    except Diverged as error:
+        raise fail(f"{error}. {after_divergence(folder, writer.saved)}", FAULT) from None
+    except WorkerLost as error:
+        raise fail(f"{error}: {again}", FAULT) from None
+    except KeyboardInterrupt:
+        raise fail(f"stopped in round {training.round + 1}; go on with: {again}", INTERRUPTED) from None
+    except OSError as error:
+        raise fail(f"{folder} cannot be written: {error}; when there is room: {again}", FAULT) from None
+    if training.round < config.rounds:
+        done = f"interrupted after round {training.round} of {config.rounds}"
+        raise fail(f"{done}; go on with: {again}", INTERRUPTED)
+    report(folder, quiet, as_json)
+
+
+def after_divergence(folder: Path, saved: int) -> str:
+    again = f"Try again with `polytier run {folder / 'config.toml'} --set FIELD=VALUE`"
+    last = (
+        f"`polytier resume {folder} --rounds {saved}` gives the models of round {saved}, the last checkpoint"
+    )
+    return again if saved < 1 else f"{again}; {last}"
+
+
+def announce(training: Training, config: Config) -> None:
+    """One line before the start."""
+    from polytier.estimate import memory_bytes, seconds_a_round
+
+    topology, name = training.world.topology, type(training.algorithm).__name__
+    teams = "".join(f" in {topology.size(t)} teams" for t in range(topology.leaf - 1, 0, -1))
+    who = f"{name}: {topology.size(topology.leaf)} devices{teams}"
+    memory = f"about {size(memory_bytes(training))} of data and models"
+    what = f"{training.world.objective.dimension:,} parameters, {memory}"
+    seconds, left = seconds_a_round(training, config.workers), config.rounds - training.round
+    took = "" if seconds is None else f", {duration(seconds)} a round, {duration(seconds * left)} in all"
+    say(f"{who}; {what}{took}")
+
+
+def report(folder: Path, quiet: bool, as_json: bool) -> None:
+    summary = read_summary(folder)
+    if as_json:
+        print(json.dumps(summary, indent=2))
+    elif quiet:
+        print(folder)
+    elif summary is not None:
+        print_summary(wide_console(), read_config(folder), summary, folder)
+
+
+# -- afterwards ---------------------------------------------------------------------------------------
+
+
+@app.command()
+def show(folder: Folder) -> None:
+    """The result of a run, from its files alone."""
+    config, summary = read_config(folder), read_summary(folder)
+    history = read_history(folder)
+    if summary is None:
+        print_unfinished(wide_console(), config, history, folder)
+        return
+    print_summary(wide_console(), config, summary, folder)
+    if summary["rounds"] < config["rounds"]:
+        say(f"on its way to round {config['rounds']}; go on with: polytier resume {folder}")
+
+
+@app.command(name="list")
+def list_(
+    kind: Annotated[str, typer.Argument(metavar="algorithms|data|models|partitions|teams")],
+    name: Annotated[str | None, typer.Argument(help="Tell all about this one.")] = None,
+) -> None:
+    """What there is to choose from; with a name, its fields or arguments."""
+    from polytier.listing import print_list
+
+    print_list(wide_console(), kind, name)
+
+
+Device = Annotated[str | None, typer.Option("--device", metavar="ID", help="A device: its personal model.")]
+Team = Annotated[str | None, typer.Option("--team", metavar="ID", help="A team: its model.")]
+Everywhere = Annotated[bool, typer.Option("--global", help="The model of the whole population.")]
+
+
+def load_model(folder: Path, device: str | None, team: str | None, everywhere: bool) -> tuple[Run, Any, str]:
+    """The run, the row of the model that is meant, and whose it is."""
+    if (device is not None) + (team is not None) + everywhere != 1:
+        raise ValueError("say whose model: one of --device ID, --team ID and --global")
+    read_config(folder)  # says so quickly if this is no run folder
+    from polytier.run import Run
+
+    run = Run.load(folder)
+    owner = f"device {device}" if device is not None else f"team {team}" if team is not None else "global"
+    return run, run.row(device=device, team=team), owner
+
+
+@app.command()
+def predict(
+    folder: Folder,
+    data: Annotated[
+        Path, typer.Option("--data", metavar="FILE.npz", help="x: a row a sample, as in the training data.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE.npz", help="Gets y, the class, and scores, the outputs.")
+    ],
+    device: Device = None,
+    team: Team = None,
+    everywhere: Everywhere = False,
+) -> None:
+    """Predict with the model of a device, of a team, or of the whole population."""
+    run, row, owner = load_model(folder, device, team, everywhere)
+    from polytier import delivery
+
+    number = delivery.predict(run, row, data, out)
+    say(f"{number} predictions of the model of {owner} are in {out}")
+
+
+@app.command()
+def export(
+    folder: Folder,
+    out: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--out", metavar="FILE", help="model.safetensors: parameters; model.pt2: a program."
+        ),
+    ],
+    device: Device = None,
+    team: Team = None,
+    everywhere: Everywhere = False,
+) -> None:
+    """Write one model to a file of its own."""
+    run, row, owner = load_model(folder, device, team, everywhere)
+    from polytier import delivery
+
+    delivery.export(run, row, out, owner)
+    say(f"the model of {owner} is in {out}")
+
+
+@data_app.command()
+def get(
+    name: Annotated[str, typer.Argument(help="A data set; see `polytier list data`.")],
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", help="Where to put it.", show_default=False)
+    ] = None,
+) -> None:
+    """Fetch a public data set, check its digest and put it where `polytier run` finds it."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    from polytier.data.download import get as fetch
+    from polytier.data.sources import SOURCES
+
+    if name not in SOURCES:
+        raise unknown("data set", name, list(SOURCES))
+    console = Console(stderr=True)
+    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None, visible=False)
+        folder = fetch(
+            name, data_dir, lambda done, total: bar.update(task, completed=done, total=total, visible=True)
+        )
+    say(f"{name} is in {folder}")
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

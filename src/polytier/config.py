@@ -1,0 +1,334 @@
+"""The configuration of a run: the flags of `polytier run`, or the keys of a TOML file."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+if TYPE_CHECKING:
+    from polytier.algorithm import Algorithm
+    from polytier.data.federation import Federation
+    from polytier.topology import Topology
+    from polytier.training import Training
+
+PYTHON = "python"  # stands for data or a model that were given in Python and have no name
+MADE_HERE = ("digits", "synthetic")  # data that need no files
+
+
+class Config(BaseModel):
+    """Every setting of a run. None means not given; what that comes to is settled in `prepare`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    algorithm: str = Field("permfl", description="the method; see `polytier list algorithms`")
+    data: str = Field("digits", description="a data set by name, or your own FILE.npz")
+    data_dir: str | None = Field(
+        None, description="where its files are: DIR, DIR/NAME and DIR/raw are searched"
+    )
+    model: str = Field("mclr", description="a model by name, or your own package.module:factory")
+    devices: int | None = Field(None, ge=1, description="number of devices")
+    teams: str | None = Field(None, description="number of teams; 2x4 is two tiers of teams, 0 none")
+    partition: str | None = Field(None, description="who holds which samples; see `polytier list partitions`")
+    per_class: str | None = Field(None, description="TRAIN:TEST samples of each class a device holds")
+    team_formation: str = Field("random", description="which devices are a team; see `polytier list teams`")
+    split: str = Field("3:0:1", description="shares of training, validation and test of each device")
+    team_participation: float | str = Field(1.0, description="teams: a fraction, count:N or table:FILE")
+    device_participation: float | str = Field(1.0, description="devices: a fraction, count:N or table:FILE")
+    absent: str = Field("skip", description="skip those who do not take part, or use their stale answer")
+    rounds: int = Field(100, ge=1, description="rounds of the server")
+    batch_size: int = Field(32, ge=1, description="samples of a mini-batch")
+    seed: int = Field(0, ge=0, lt=1 << 63, description="every draw follows from it")
+    eval_every: int = Field(1, ge=1, description="rounds from one evaluation to the next")
+    out: str | None = Field(None, description="the run folder")
+    engine: Literal["stacked"] = Field("stacked", description="what runs the nodes")
+    workers: int = Field(1, ge=1, description="worker processes; changes no bit of the result")
+    tile: int | None = Field(None, ge=1, description="devices computed at once; changes no bit of the result")
+    dtype: str = Field("float32", description="float32 or float64")
+    on: str = Field("cpu", description="cpu, cuda or mps")
+    codec: str | None = Field(None, description="how models travel: float32, float16 or float64")
+    standardize: bool = Field(False, description="scale inputs to mean 0 and deviation 1")
+    l2: float = Field(0.0, ge=0, description="adds l2/2 |theta|^2 to every device's objective")
+    batching: str | None = Field(None, description="how stacks are run; found by a check at the start")
+    set: dict[str, Any] = Field({}, description="fields of the method")
+
+    @field_validator("teams", mode="before")
+    @classmethod
+    def _teams(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @field_validator("team_participation", "device_participation", mode="after")
+    @classmethod
+    def _participation(cls, value: float | str) -> float | str:
+        try:
+            return float(value)
+        except ValueError:
+            return value
+
+
+# -- reading ------------------------------------------------------------------------------------------
+
+
+def unknown(kind: str, name: str, known: Collection[str]) -> ValueError:
+    """Advice for a name that does not exist: the nearest one, and all there are."""
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return ValueError(f"no {kind} {name!r}; {hint}there are {', '.join(known)}")
+
+
+def check_config(values: Mapping[str, Any]) -> Config:
+    """The values as a configuration, or a ValueError that says what is wrong with the first bad one."""
+    try:
+        return Config(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        if first["type"] == "extra_forbidden":
+            raise unknown("setting", name, list(Config.model_fields)) from None
+        wanted = first["msg"].removeprefix("Input ")
+        raise ValueError(f"{name} = {first['input']!r}: it {wanted[0].lower()}{wanted[1:]}") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The settings of a file; the versions that a run folder records are left out."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; to repeat a run give {path / 'config.toml'}")
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as a TOML file: {error}") from None
+    values.pop("versions", None)
+    if PYTHON in (values.get("data"), values.get("model")):
+        raise ValueError(
+            f"{path} is of a run made in Python, with data or a model of its own; repeat it there"
+        )
+    return values
+
+
+def resolve(what: str | None, flags: Mapping[str, Any], fields: Sequence[str] = ()) -> Config:
+    """The configuration from ALGORITHM or FILE.toml, the flags (they win) and `FIELD=VALUE` texts."""
+    values: dict[str, Any] = {}
+    if what is not None and is_file(what):
+        values = read_toml(Path(what))
+    elif what is not None:
+        values["algorithm"] = what
+    values |= flags
+    if fields:
+        values["set"] = merge_fields(values.get("set", {}), fields)
+    return check_config(values)
+
+
+def is_file(what: str) -> bool:
+    """Whether FILE.toml (or, by mistake, a run folder) is meant and not a method."""
+    return what.endswith(".toml") or (Path(what) / "config.toml").exists() or os.sep in what
+
+
+def merge_fields(known: Any, texts: Sequence[str]) -> dict[str, Any]:
+    """`FIELD=VALUE` and `FIELD.TIER=VALUE` texts laid over the fields of a file."""
+    merged, seen = dict(known) if isinstance(known, Mapping) else {}, {}
+    for text in texts:
+        field, equals, value = (part.strip() for part in text.partition("="))
+        name, dot, tier = field.partition(".")
+        if not equals or not name or not value or (dot and not tier):
+            raise ValueError(f"--set {text!r}: write FIELD=VALUE, for example --set device_lr=0.05")
+        if seen.setdefault(name, dot) != dot:
+            raise ValueError(f"--set {name} is given both for all tiers and by tier; choose one")
+        if dot:
+            before = merged.get(name)
+            merged[name] = {**(before if isinstance(before, Mapping) else {}), tier: read_value(value)}
+        else:
+            merged[name] = read_value(value)
+    return merged
+
+
+def read_value(text: str) -> Any:
+    """A number, true or false, a list of these (one a node), or the text itself."""
+    if "," in text:
+        return [read_value(part.strip()) for part in text.split(",") if part.strip()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def read_teams(text: str | None) -> int | tuple[int, ...] | None:
+    """4, (2, 4) for "2x4", 0 for "none"."""
+    if text is None or text == "none":
+        return None if text is None else 0
+    try:
+        sizes = tuple(int(part) for part in text.split("x"))
+    except ValueError:
+        raise ValueError(
+            f"teams {text!r} are not understood; give 4, or 2x4 for two tiers of teams"
+        ) from None
+    if min(sizes) < 0:
+        raise ValueError(f"teams {text!r}: there cannot be fewer than 0")
+    return sizes[0] if len(sizes) == 1 else sizes
+
+
+def read_numbers(name: str, text: str, kind: type, count: int, example: str) -> tuple:
+    """Numbers written with colons between them."""
+    try:
+        numbers = tuple(kind(part) for part in text.split(":"))
+    except ValueError:
+        numbers = ()
+    if len(numbers) != count:
+        raise ValueError(f"{name} {text!r} is not understood; write {count} numbers such as {example}")
+    return numbers
+
+
+# -- from words to a run ------------------------------------------------------------------------------
+
+
+def make_algorithm(name: str, fields: Mapping[str, Any]) -> Algorithm:
+    """The method with these fields: one of the house by name, or your own by package.module:Class."""
+    import dataclasses
+
+    from polytier.algorithms import ALGORITHMS
+
+    kind = own_algorithm(name) if ":" in name else ALGORITHMS.get(name)
+    if kind is None:
+        raise unknown("algorithm", name, list(ALGORITHMS))
+    known = [field.name for field in dataclasses.fields(kind)]
+    for field in fields:
+        if field not in known:
+            raise unknown(f"field of {name}", field, known)
+    return kind(**fields)
+
+
+def own_algorithm(name: str) -> type[Algorithm]:
+    import importlib
+
+    from polytier.algorithm import Algorithm
+    from polytier.models import importable
+
+    module, _, attribute = name.partition(":")
+    try:
+        importable(module)  # the current folder counts too
+        kind = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"algorithm {name} does not load ({error}); give package.module:Class") from None
+    if not isinstance(kind, type) or not issubclass(kind, Algorithm):
+        raise ValueError(f"algorithm {name} is no polytier.Algorithm; derive your class from it")
+    return kind
+
+
+def make_federation(config: Config) -> tuple[Federation, Config]:
+    """The devices' data, and the configuration with all that they settle written out."""
+    import numpy as np
+
+    from polytier.data.build import build_federation, is_npz, load
+    from polytier.data.sources import default_dir
+
+    own_file, teams = is_npz(config.data), read_teams(config.teams)
+    split: Any = read_numbers("split", config.split, float, 3, "3:0:1")
+    per_class: Any = None
+    if config.per_class is not None:
+        per_class = read_numbers("per_class", config.per_class, int, 2, "20:5")
+    directory = None if config.data_dir is None else Path(config.data_dir).expanduser().resolve()
+    if directory is None and not own_file and config.data.split(":")[0] not in MADE_HERE:
+        directory = default_dir().resolve()
+    source: Any = Path(config.data).expanduser().resolve()
+    if not own_file:
+        source = load(config.data, directory, config.devices or 40, config.seed)
+    federation = build_federation(
+        source, directory, config.devices, teams, config.partition, per_class, config.team_formation, split,
+        config.standardize, config.seed,
+    )  # fmt: skip
+    found: dict[str, Any] = {"data_dir": None if directory is None else str(directory)}
+    if own_file:
+        found["data"] = str(source)
+    else:
+        found["devices"] = len(federation)
+        if source.device is None and per_class is None:
+            found["partition"] = config.partition or "labels:2"
+    if teams is None:
+        found["teams"] = "0" if federation.team is None else str(len(np.unique(federation.team)))
+    return federation, config.model_copy(update=found)
+
+
+def make_topology(federation: Federation, teams: int | tuple[int, ...] | None) -> Topology | None:
+    """The tree of several tiers of teams; None: the federation's own teams."""
+    from polytier.topology import Topology, nested
+
+    if not isinstance(teams, tuple) or federation.team is None:
+        return None
+    return Topology.build(federation.ids, *nested(federation.team, teams))
+
+
+def absolute_table(value: float | str) -> float | str:
+    if isinstance(value, str) and value.startswith("table:"):
+        return f"table:{Path(value.removeprefix('table:')).expanduser().resolve()}"
+    return value
+
+
+def prepare(config: Config) -> tuple[Training, Config]:
+    """A run that is ready to start, and its configuration, complete enough to repeat it to the bit."""
+    import dataclasses
+
+    from polytier.training import Training
+
+    algorithm = make_algorithm(config.algorithm, config.set)
+    federation, config = make_federation(config)
+    rules = ("team_participation", "device_participation")
+    here = {name: absolute_table(getattr(config, name)) for name in rules}
+    same = (
+        "seed", "l2", "absent", "batch_size", "eval_every", "workers", "tile", "dtype", "on", "codec",
+        "batching",
+    )  # fmt: skip
+    training = Training(
+        algorithm, federation, config.model, topology=make_topology(federation, read_teams(config.teams)),
+        **here, **{name: getattr(config, name) for name in same},
+    )  # fmt: skip
+    try:
+        check_tiers(algorithm, training.world.topology.tier_names)
+    except ValueError:
+        training.close()
+        raise
+    found = {
+        **here, "set": plain(dataclasses.asdict(algorithm)), "codec": training.codec.name,
+        "batching": training.world.objective.batching,
+    }  # fmt: skip
+    return training, config.model_copy(update=found)
+
+
+def check_tiers(algorithm: Algorithm, tiers: Sequence[str]) -> None:
+    import dataclasses
+
+    for field in dataclasses.fields(algorithm):
+        value = getattr(algorithm, field.name)
+        for tier in value if isinstance(value, Mapping) else ():
+            if tier not in tiers:
+                raise unknown(f"tier for {field.name}", tier, tiers)
+
+
+def plain(value: Any) -> Any:
+    """Lists instead of tuples, as TOML has them."""
+    if isinstance(value, Mapping):
+        return {k: plain(v) for k, v in value.items()}
+    return [plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def versions() -> dict[str, str]:
+    import platform
+    from importlib.metadata import version
+
+    from polytier import __version__
+
+    others = {name: version(name) for name in ("torch", "numpy")}
+    return {"polytier": __version__, **others, "python": platform.python_version()}
+
+
+def to_toml(values: Mapping[str, Any]) -> str:
+    """Text for config.toml: the settings that have a value, and the versions they were run with."""
+    import tomli_w
+
+    kept = {k: v for k, v in values.items() if v is not None and k != "out"}
+    return tomli_w.dumps({**kept, "versions": versions()})

@@ -1,0 +1,87 @@
+"""What there is to choose from: `polytier list`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.console import Console
+
+from polytier.config import unknown
+from polytier.report.tables import line, table
+
+KINDS = ("algorithms", "data", "models", "partitions", "teams")
+
+
+def choices(kind: str) -> Mapping[str, Any]:
+    """The names of a kind; imported when asked for, as some need torch."""
+    if kind == "algorithms":
+        from polytier.algorithms import ALGORITHMS as found
+    elif kind == "data":
+        from polytier.data.sources import SOURCES as found
+    elif kind == "models":
+        from polytier.models import MODELS as found
+    elif kind == "partitions":
+        from polytier.data.partition import PARTITIONS as found
+    elif kind == "teams":
+        from polytier.data.teams import FORMATIONS as found
+    else:
+        raise unknown("list of", kind, KINDS)
+    return found
+
+
+def text_of(thing: Any) -> str:
+    """A function says what it does itself; a method's page does it for its class."""
+    text = sys.modules[thing.__module__].__doc__ if isinstance(thing, type) else thing.__doc__
+    return inspect.cleandoc(text or "")
+
+
+def print_list(console: Console, kind: str, name: str | None) -> None:
+    found = choices(kind)
+    if name is None:
+        rows = [(key, text_of(thing).splitlines()[0]) for key, thing in found.items()]
+        console.print(table((kind, ""), rows))
+        return
+    if name not in found:
+        raise unknown(kind.removesuffix("s") if kind != "teams" else "team formation", name, list(found))
+    thing = found[name]
+    line(console, f"{text_of(thing)}\n")
+    if isinstance(thing, type):
+        line(console, "--set FIELD=VALUE", style="bold")
+        console.print(fields_table(thing))
+    else:
+        print_arguments(console, name, thing)
+
+
+def fields_table(algorithm: type) -> Any:
+    from polytier.algorithm import describe_range
+
+    spread = {"tier": "; or by tier", "node": "; or by tier, or one a node"}
+    rows = [
+        (
+            field.name, field.metadata["letter"], str(field.default), field.metadata["meaning"],
+            describe_range(field.metadata) + spread.get(field.metadata["per"], ""),
+        )
+        for field in dataclasses.fields(algorithm)
+        if field.metadata
+    ]  # fmt: skip
+    return table(("field", "letter", "default", "meaning", "range"), rows)
+
+
+def print_arguments(console: Console, name: str, function: Callable) -> None:
+    own = [p for p in inspect.signature(function).parameters.values() if p.kind == p.KEYWORD_ONLY]
+    if not own:
+        line(console, f"{name} takes no arguments")
+        return
+    line(console, f"{name}:VALUE,... or {name}:{own[-1].name}=VALUE", style="bold")
+    rows = [(p.name, shown(p.default), str(p.annotation)) for p in own]
+    console.print(table(("argument", "default", "type"), rows))
+
+
+def shown(default: Any) -> str:
+    if default is inspect.Parameter.empty:
+        return "-"
+    return "x".join(map(str, default)) if isinstance(default, tuple) else str(default)

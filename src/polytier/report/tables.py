@@ -1,0 +1,110 @@
+"""Tables for the terminal, made from run files alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+MODELS = ("personal", "team", "global")
+
+
+def size(nbytes: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 1000:
+            return f"{nbytes:.0f} {unit}" if unit == "B" or nbytes >= 10 else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def score(figures: dict[str, Any] | None, what: str = "") -> str:
+    """Accuracy in percent; the loss where there is no accuracy. `what` is a suffix such as _worst_decile."""
+    if figures and figures.get(f"accuracy{what}") is not None:
+        return f"{100 * figures[f'accuracy{what}']:.2f} %"
+    if figures and not what and figures.get("loss") is not None:
+        return f"loss {figures['loss']:.4g}"
+    return "-"
+
+
+def at_round(figures: dict[str, Any] | None) -> str:
+    return f"{score(figures)} (round {figures['round']})" if figures else "-"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: bool = False) -> Table:
+    """A plain table; `right` puts all but the first column to the right."""
+    made = Table(box=None, pad_edge=False, header_style="dim")
+    for k, column in enumerate(columns):
+        made.add_column(column, justify="right" if right and k else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*map(Text, row))  # not markup: cells may hold brackets
+    return made
+
+
+def accuracy_table(summary: dict[str, Any]) -> Table:
+    best, chosen = summary["best"] or {}, summary["chosen"] or {}
+    outer = [name for name in summary if name.startswith("team") and name not in ("team", "teams")]
+    rows = [
+        (
+            name, score(summary[name]), at_round(best.get(name)), at_round(chosen.get(name)),
+            score(summary[name], "_worst_decile"),
+        )
+        for name in ("personal", *outer, "team", "global")
+    ]  # fmt: skip
+    columns = ("test accuracy", "last", "best", "chosen on validation", "worst decile")
+    return table(columns, rows, right=True)
+
+
+def traffic_table(summary: dict[str, Any]) -> Table:
+    rows = [(link, size(ways["down"]), size(ways["up"])) for link, ways in summary["traffic"].items()]
+    return table(("traffic", "down", "up"), rows, right=True)
+
+
+def line(console: Console, text: str, style: str | None = None) -> None:
+    """Plain text, never broken or coloured by what it holds."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_summary(console: Console, config: dict[str, Any], summary: dict[str, Any], folder: Path) -> None:
+    """The result of a run."""
+    teams = f" in {summary['teams']} teams" if summary["teams"] else ""
+    head = f"{summary['algorithm']} on {config['data']} with {config['model']}, seed {summary['seed']}"
+    line(console, head, style="bold")
+    who = f"{summary['devices']} devices{teams}"
+    line(console, f"{who}, {summary['parameters']:,} parameters, {summary['rounds']} rounds\n")
+    console.print(accuracy_table(summary))
+    console.print()
+    console.print(traffic_table(summary))
+    console.print()
+    speed = summary["device_steps_per_second"] or 0
+    line(console, f"{duration(summary['seconds'])} of training, {speed:,.0f} device steps a second")
+    if summary["never_took_part"]:
+        line(console, f"{summary['never_took_part']} devices never took part and keep the first model")
+    line(console, f"run folder: {folder}")
+
+
+def print_unfinished(
+    console: Console, config: dict[str, Any], history: list[dict[str, Any]], folder: Path
+) -> None:
+    """How far a run has come that has no results yet."""
+    done = history[-1]["round"] if history else 0
+    head = f"{config['algorithm']} on {config['data']} with {config['model']}"
+    line(console, f"{head}: round {done} of {config['rounds']}", style="bold")
+    judged = [record for record in history if any(model in record for model in MODELS)]
+    if judged:
+        rows = [(m, score(judged[-1][m].get("test"))) for m in MODELS if m in judged[-1]]
+        console.print(table(("test accuracy", f"round {judged[-1]['round']}"), rows, right=True))
+    line(console, f"no results yet; go on with: polytier resume {folder}")
