@@ -147,7 +147,7 @@ BAD = [
     (WrongShape(device_steps=1, team_rounds=1), r"personal answers \(11, 2\); a model a node is \(11, 9\)"),
     (WritesElsewhere(device_steps=1), "took no part; write with keep"),
     (LosesState(), "return all of it"),
-    (WritesWhenAsked(device_steps=1), "they may only read"),
+    (WritesWhenAsked(device_steps=1), "publish changes its argument"),
 ]
 
 

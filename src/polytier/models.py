@@ -220,9 +220,9 @@ def checked(text: str, model: object) -> nn.Module:
     if not isinstance(model, nn.Module) or not any(True for _ in model.parameters()):
         raise ValueError(f"model {text} gave {type(model).__name__}; return a Module that has parameters")
     for name, part in model.named_modules():
-        if getattr(part, "track_running_stats", False):
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) or getattr(part, "track_running_stats", False):
             raise ValueError(
-                f"{type(part).__name__} {name!r} of model {text} keeps running statistics, which mean "
-                "nothing over a stack of devices; try torch.nn.GroupNorm, or track_running_stats=False"
+                f"{type(part).__name__} {name!r} of model {text} mixes the samples of a batch, which is padded and "
+                "differs from device to device; try torch.nn.GroupNorm"
             )
     return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -20,13 +21,14 @@ from polytier.engines.stacked import Stacked
 from polytier.evaluation import Evaluation, evaluate
 from polytier.ledger import Ledger
 from polytier.memory import Memory
-from polytier.models import make_model, quadratic_loss
+from polytier.models import checked, make_model, quadratic_loss
 from polytier.objective import BATCHINGS, Loss, Objective, choose_batching, correct, cross_entropy, squared_error
 from polytier.participation import Participation
 from polytier.run import Run
 from polytier.topology import Topology
 
 log = logging.getLogger("polytier")
+WORKERS_PAY = 30  # seconds of work that are worth the start of worker processes
 
 
 class Callback:
@@ -59,7 +61,7 @@ class Training:
         topology: Topology | None = None, loss: Loss | None = None,
         metrics: Mapping[str, Callable[[Tensor, Tensor], Tensor]] | None = None, l2: float = 0.0,
         team_participation: Any = 1.0, device_participation: Any = 1.0, absent: str = "skip", batch_size: int = 32,
-        eval_every: int = 1, workers: int = 1, tile: int | None = None, inner_tile: int | None = None,
+        eval_every: int = 1, workers: int | None = 1, tile: int | None = None, inner_tile: int | None = None,
         dtype: str = "float32", on: str = "cpu", codec: str | None = None, batching: str | None = None,
     ) -> None:  # fmt: skip
         """Settle everything; nothing is drawn from a generator with hidden state.
@@ -70,7 +72,8 @@ class Training:
         l2                  | adds l2/2 |theta|^2 to every device's objective
         *_participation     | a fraction, "count:N", "table:FILE" or a table [rounds, nodes]
         absent              | "skip": the mean is over those who answered; "stale": the others' last answers count too
-        tile, workers       | devices computed at once, processes; neither changes a bit of the result
+        tile, workers       | devices computed at once, processes; neither changes a bit of the result. workers=None:
+                              one a core, as soon as the rest of the run would take so long that it pays
         batching            | how stacks are run (see objective.py); None: found by a check at the start
         """
         check_settings(batch_size, eval_every, workers, tile, dtype, on, codec, absent, batching)
@@ -84,7 +87,7 @@ class Training:
         name = model if isinstance(model, str) else "python"
         if isinstance(model, str):
             model = make_model(model, tuple(federation.x.shape[1:]), federation.num_classes, seed)
-        self.module = model
+        self.module = checked(type(model).__name__, model)
         classes = federation.num_classes is not None
         loss = loss or default_loss(model, classes)
         metrics = metrics if metrics is not None else {"accuracy": correct} if classes else {}
@@ -109,8 +112,9 @@ class Training:
             "eval_every": eval_every, "dtype": dtype, "on": on, "codec": self.codec.name, "batching": objective.batching,
         }  # fmt: skip
         self.world.engine = Stacked(
-            self.world, self.ledger, self.codec, tile=tile, inner_tile=inner_tile, workers=workers
+            self.world, self.ledger, self.codec, tile=tile, inner_tile=inner_tile, workers=workers or 1
         )
+        self.choose_workers = workers is None
         self.state: Rows = algorithm.init(objective.initial.unsqueeze(0).clone())
         self.round, self.rounds = 0, 0  # done, and asked for
         self.seconds = 0.0
@@ -135,6 +139,10 @@ class Training:
                 callback.on_start(self)
             while self.round < rounds and not stop():
                 seconds = self.step()
+                if self.choose_workers and self.round > 1:  # the first round also traced
+                    self.choose_workers = False
+                    if seconds * (rounds - self.round) > WORKERS_PAY:
+                        self.world.engine.use_workers(os.cpu_count() or 1)  # type: ignore[attr-defined]
                 record = self._record(seconds, last=self.round == rounds)
                 self.history.append(record)
                 for callback in callbacks:
@@ -219,7 +227,7 @@ def check_tables(participation: Iterable[Participation], topology: Topology) -> 
 
 
 def check_settings(batch_size, eval_every, workers, tile, dtype, on, codec, absent, batching) -> None:
-    for name, value in (("batch size", batch_size), ("eval-every", eval_every), ("workers", workers), ("tile", tile or 1)):
+    for name, value in (("batch size", batch_size), ("eval-every", eval_every), ("workers", workers or 1), ("tile", tile or 1)):
         if not isinstance(value, int | np.integer) or value < 1:
             raise ValueError(f"{name} is a whole number of at least 1; got {value!r}")
     allowed = {

@@ -46,18 +46,23 @@ class Stacked:
         self.world, self.ledger, self.codec = world, ledger, codec
         self.tile = tile or default_tile(world)
         self.inner_tile = inner_tile
-        self.workers = workers
+        self.workers = 1
         self._pool: ProcessPoolExecutor | None = None
         self._folder: Path | None = None
-        if workers > 1:
-            self._folder = Path(tempfile.mkdtemp(prefix="polytier-"))
-            share(world, self._folder)
+        self.use_workers(workers)
 
     def __enter__(self) -> Stacked:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def use_workers(self, workers: int) -> None:
+        """From now on compute devices in this many processes; data and memory move into files they share."""
+        if workers > 1 and self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="polytier-"))
+            share(self.world, self._folder)
+        self.workers = workers
 
     def close(self) -> None:
         if self._pool is not None:

@@ -1,0 +1,196 @@
+"""A test engine over pipes: every node is a process with its own world, memory and data, and computes n = 1.
+
+The server is the process that trains; below it are teams and devices. A message is the bytes of a row and a
+small header. Evaluation, which the server addresses to the devices, is relayed by the teams.
+"""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import pickle
+import traceback
+from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polytier.algorithm import Algorithm, Call, Children, Rows, World, as_dict, cat_rows, execute, fold, map_rows
+from polytier.codec import CODECS, Codec
+from polytier.data.federation import Federation
+from polytier.ledger import Ledger
+from polytier.memory import Memory
+from polytier.topology import Topology
+from polytier.training import Training
+
+EXACT = CODECS["float64"]  # evaluation is not part of the traffic: nothing is rounded
+
+
+class Pipes:
+    """What a node does with its calls: sends them to its children, each by its own pipe."""
+
+    def __init__(self, world: World, codec: Codec, tier: int, below: dict[int, Connection], ledger: Ledger | None = None):
+        self.world, self.codec, self.tier, self.below, self.ledger = world, codec, tier, below, ledger
+
+    def deliver(self, call: Call) -> Iterator[Any]:
+        ids = call.ids.tolist()
+        for i, node in enumerate(ids):
+            self._count(call, "down", node, send(self._pipe(call.tier, node), self.codec, call.part(i, i + 1)))
+        answers = []
+        for node in ids:
+            answer, nbytes = receive(self._pipe(call.tier, node), CODECS["float64"] if call.quiet else self.codec)
+            self._count(call, "up", node, nbytes)
+            answers.append(answer)
+        if not call.quiet and call.tier < self.world.topology.leaf and self.tier == 0:
+            self._collect(call)
+        if answers:
+            rows = cat_rows(answers)
+            yield rows if call.blocks is None or call.shares is None else fold(rows, call.shares, call.blocks)
+
+    def _pipe(self, tier: int, node: int) -> Connection:
+        """To the child, or to the team above a device."""
+        while tier > self.tier + 1:
+            node, tier = int(self.world.topology.parents[tier][node]), tier - 1
+        return self.below[node]
+
+    def _count(self, call: Call, way: str, node: int, nbytes: int) -> None:
+        if self.ledger is not None and not call.quiet:
+            self.ledger.add(call.tier, way, torch.tensor([node]), torch.tensor([nbytes]))
+
+    def _collect(self, call: Call) -> None:
+        """The server learns the teams' models, to have them evaluated."""
+        ask = replace(call, method=kept_model, rows={}, blocks=None, shares=None, quiet=True)
+        for i, node in enumerate(call.ids.tolist()):
+            send(self.below[node], EXACT, ask.part(i, i + 1))
+            answer, _ = receive(self.below[node], EXACT)
+            if "model" in as_dict(answer):
+                self.world.memory.write(call.tier, "model", call.ids[i : i + 1], as_dict(answer)["model"])
+
+    def close(self) -> None: ...
+
+
+def kept_model(algorithm: Algorithm, rows: Rows, node: Children) -> Rows:
+    names = node.world.memory.names(node.tier)
+    return {"model": node.memory("model", node.initial)} if "model" in names else {}
+
+
+# -- messages -----------------------------------------------------------------------------------------
+
+
+def send(pipe: Connection, codec: Codec, call: Call) -> int:
+    codec = EXACT if call.quiet else codec
+    message, nbytes = pack(codec, map_rows(lambda r: r[call.sender], call.rows))
+    pipe.send_bytes(pickle.dumps(("call", (call.tier, int(call.ids[0]), call.method, call.clock, call.quiet, message))))
+    return nbytes
+
+
+def receive(pipe: Connection, codec: Codec) -> tuple[Rows, int]:
+    kind, body = pickle.loads(pipe.recv_bytes())
+    if kind == "error":
+        raise RuntimeError(body)
+    return unpack(codec, body)
+
+
+def pack(codec: Codec, rows: Rows) -> tuple[Any, int]:
+    """One row as bytes with its names, types and shapes; and how many bytes the codec made."""
+    parts = {k: (v.dtype, tuple(v.shape[1:]), codec.encode(v[0])) for k, v in as_dict(rows).items()}
+    return (isinstance(rows, dict), parts), sum(len(p[2]) for p in parts.values())
+
+
+def unpack(codec: Codec, message: Any) -> tuple[Rows, int]:
+    named, parts = message
+    rows = {k: codec.decode(b, torch.empty(shape, dtype=dtype)).unsqueeze(0) for k, (dtype, shape, b) in parts.items()}
+    return (rows if named else rows[""]), sum(len(p[2]) for p in parts.values())
+
+
+# -- processes ----------------------------------------------------------------------------------------
+
+
+def serve(up: list[Connection], below: dict[int, Connection]) -> None:
+    """A node's process: gets a world, then runs calls, until it is told to stop."""
+    torch.set_num_threads(1)
+    engine: Pipes | None = None
+    while True:
+        for pipe in wait(up):
+            assert isinstance(pipe, Connection)
+            kind, body = pickle.loads(pipe.recv_bytes())
+            if kind == "stop":
+                return
+            if kind == "world":
+                world, codec, tier = body
+                engine = world.engine = Pipes(world, codec, tier, below)
+                continue
+            assert engine is not None
+            try:
+                pipe.send_bytes(pickle.dumps(("answer", run(engine, *body))))
+            except Exception:
+                pipe.send_bytes(pickle.dumps(("error", traceback.format_exc())))
+
+
+def run(engine: Pipes, tier: int, node: int, method: Any, clock: Any, quiet: bool, message: Any) -> Any:
+    codec = EXACT if quiet else engine.codec
+    rows, _ = unpack(codec, message)
+    one = torch.zeros(1, dtype=torch.int64)
+    call = Call(tier, torch.tensor([node]), method, clock, rows, one, quiet=quiet)
+    if tier == engine.tier:
+        return pack(codec, execute(engine.world, call, 0, 1))[0]
+    return pack(codec, cat_rows(list(engine.deliver(call))))[0]  # for a device below this team
+
+
+class Processes:
+    """Teams and devices as processes; the devices also have a pipe to the server, for flat methods."""
+
+    def __init__(self, topology: Topology) -> None:
+        context = multiprocessing.get_context("spawn")
+        pipe = context.Pipe
+        num_teams, num_devices = topology.size(1), topology.size(2)
+        self.teams, team_ends = zip(*(pipe() for _ in range(num_teams)), strict=True)
+        self.devices, device_ends = zip(*(pipe() for _ in range(num_devices)), strict=True)
+        below: list[dict[int, Connection]] = [{} for _ in range(num_teams)]
+        ups: list[list[Connection]] = [[end] for end in device_ends]
+        for device, team in enumerate(topology.parents[2].tolist()):
+            below[team][device], end = pipe()
+            ups[device].append(end)
+        jobs = [([end], below[k]) for k, end in enumerate(team_ends)] + [(up, {}) for up in ups]
+        self.processes = [context.Process(target=serve, args=job, daemon=True) for job in jobs]
+        for process in self.processes:
+            process.start()
+
+    def attach(self, training: Training) -> None:
+        """Give every node its world: only a device's own process has its samples."""
+        world, codec, leaf = training.world, training.codec, training.world.topology.leaf
+        pipes = {1: self.teams, 2: self.devices} if leaf == 2 else {1: self.devices}
+        for tier, nodes in pipes.items():
+            for node, pipe in enumerate(nodes):
+                own = int(world.topology.order[node]) if tier == leaf else None
+                batches = copy.copy(world.batches)
+                batches.federation = only(batches.federation, own)
+                part = replace(world, batches=batches, memory=Memory(world.topology), engine=None)  # type: ignore[arg-type]
+                pipe.send_bytes(pickle.dumps(("world", (part, codec, tier))))
+        world.batches.federation = only(world.batches.federation, None)
+        world.engine = Pipes(world, codec, 0, dict(enumerate(pipes[1])), training.ledger)
+
+    def close(self) -> None:
+        for pipe in (*self.teams, *self.devices):
+            pipe.send_bytes(pickle.dumps(("stop", None)))
+        for process in self.processes:
+            process.join(30)
+        for pipe in (*self.teams, *self.devices):
+            pipe.close()
+
+
+def only(federation: Federation, device: int | None) -> Federation:
+    """The federation with nothing but one device's samples; the others' are not numbers."""
+    x, y = torch.full_like(federation.x, torch.nan), torch.zeros_like(federation.y)
+    if device is not None:
+        start, end = int(federation.bounds[device, 0]), int(federation.bounds[device, 3])
+        copy_rows(x, federation.x, start, end)
+        copy_rows(y, federation.y, start, end)
+    return replace(federation, x=x, y=y)
+
+
+def copy_rows(to: Tensor, source: Tensor, start: int, end: int) -> None:
+    to[start:end] = source[start:end]
