@@ -1,8 +1,8 @@
 """Draw the accuracy of personal, team and global models by round, from run folders.
 
-    polytier run permfl --out runs/permfl
-    polytier run fedavg --out runs/fedavg
-    python examples/plot_run.py runs/permfl runs/fedavg -o accuracy.png
+polytier run permfl --out runs/permfl
+polytier run fedavg --out runs/fedavg
+python examples/plot_run.py runs/permfl runs/fedavg -o accuracy.png
 """
 
 import argparse
@@ -30,7 +30,13 @@ def main() -> None:
         for model, colour in COLOURS.items():
             points = [(r["round"], 100 * r[model]["test"]["accuracy"]) for r in rounds if model in r]
             if points:
-                axes.plot(*zip(*points, strict=True), style, color=colour, label=f"{name}, {model} model", linewidth=1.8)
+                axes.plot(
+                    *zip(*points, strict=True),
+                    style,
+                    color=colour,
+                    label=f"{name}, {model} model",
+                    linewidth=1.8,
+                )
     axes.set(xlabel="round", ylabel="test accuracy (%), mean over devices", title=options.title)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

@@ -47,7 +47,13 @@ def parameter(
 def describe_range(meta: Mapping[str, Any]) -> str:
     if meta["choices"]:
         return " | ".join(meta["choices"])
-    low = f"> {meta['above']:g}" if meta["above"] is not None else f">= {meta['least']:g}" if meta["least"] is not None else ""
+    low = (
+        f"> {meta['above']:g}"
+        if meta["above"] is not None
+        else f">= {meta['least']:g}"
+        if meta["least"] is not None
+        else ""
+    )
     high = f"<= {meta['most']:g}" if meta["most"] is not None else ""
     return ", ".join(filter(None, (low, high)))
 
@@ -77,7 +83,11 @@ def check_value(name: str, value: Any, default: Any, meta: Mapping[str, Any]) ->
         what = {int: "a whole number", bool: "true or false"}.get(kind, "a number")
         raise ValueError(f"{name} = {value!r} is not {what}") from None
     low, least, most = meta["above"], meta["least"], meta["most"]
-    if (low is not None and number <= low) or (least is not None and number < least) or (most is not None and number > most):
+    if (
+        (low is not None and number <= low)
+        or (least is not None and number < least)
+        or (most is not None and number > most)
+    ):
         raise ValueError(f"{name} = {value} is out of range; allowed: {describe_range(meta)}")
     return number
 
@@ -144,7 +154,11 @@ class Diverged(RuntimeError):
         some = ", ".join(self.nodes[:5]) + (f" and {len(self.nodes) - 5} more" if len(self.nodes) > 5 else "")
         kind = self.tier.rstrip("0123456789")
         which = "" if kind == "server" else f" {some}"
-        steps = {"device": "device_lr", "team": "team_lr (then device_lr)", "server": "server_lr (then team_lr)"}[kind]
+        steps = {
+            "device": "device_lr",
+            "team": "team_lr (then device_lr)",
+            "server": "server_lr (then team_lr)",
+        }[kind]
         return f"diverged in round {self.round}: {self.tier}{which} has no finite model any more; lower {steps}"
 
 
@@ -330,7 +344,12 @@ class Children(Node):
         return sums
 
     def call(
-        self, method: str, rows: Rows, to: Tensor | None = None, each: bool = False, where: Tensor | None = None
+        self,
+        method: str,
+        rows: Rows,
+        to: Tensor | None = None,
+        each: bool = False,
+        where: Tensor | None = None,
     ) -> Answers:
         """Run another method of the algorithm at the children and hold every answer.
 
@@ -421,13 +440,17 @@ class Local(Node):
         """All samples."""
         return self.world.batches.whole(self.rows, split)
 
-    def grad(self, theta: Tensor, batch: Batch | None = None, loss: Callable | None = None, extra: tuple = ()) -> Tensor:
+    def grad(
+        self, theta: Tensor, batch: Batch | None = None, loss: Callable | None = None, extra: tuple = ()
+    ) -> Tensor:
         """[n, d] gradients on a fresh mini-batch, or on the one given (`local.full()`: all data)."""
         if not self.quiet:
             self.world.device_steps += len(theta)
         return self.world.objective.grad(theta, self.batch() if batch is None else batch, loss, extra)
 
-    def loss(self, theta: Tensor, batch: Batch | None = None, loss: Callable | None = None, extra: tuple = ()) -> Tensor:
+    def loss(
+        self, theta: Tensor, batch: Batch | None = None, loss: Callable | None = None, extra: tuple = ()
+    ) -> Tensor:
         """[n] values of the objective on all data, or on the batch given."""
         return self.world.objective.loss(theta, self.full() if batch is None else batch, loss, extra)
 
@@ -451,7 +474,7 @@ class Folded:
 
 @dataclass
 class Sums:
-    """Answers summed by parent. `mean(weight)`: "samples", the name of a field [n] of the answers, or None: all alike."""
+    """Answers summed by parent. `mean(weight)`: "samples", a field [n] of the answers, or None: all alike."""
 
     sent: Rows
     num: int
@@ -474,7 +497,7 @@ class Sums:
 
     def __getitem__(self, field: str) -> Sums:
         """The sums of one field of the answers."""
-        sums = {w: rows[field] for w, rows in self.sums.items() if isinstance(rows, dict)}
+        sums: dict[str, Rows] = {w: rows[field] for w, rows in self.sums.items() if isinstance(rows, dict)}
         sent = self.sent[field] if isinstance(self.sent, dict) and field in self.sent else {}
         return Sums(sent, self.num, sums, self.totals)
 
@@ -486,8 +509,8 @@ class Sums:
     def sum(self) -> Rows:
         return self.sums[""]
 
-    def mean(self, weight: str | None = None, empty: Rows | None = None) -> Rows:
-        """[m, ...] means; where nobody answered, `empty` (by default the rows that were sent)."""
+    def mean(self, weight: str | None = None, empty: Rows | None = None) -> Any:
+        """[m, ...] means, rows like the answers; where nobody answered, `empty` (by default the rows that were sent)."""
         empty = self.sent if empty is None else empty
         weight = "" if weight in (None, "uniform") else weight
         if not self.sums:
@@ -503,7 +526,9 @@ class Sums:
                 return rows / total.reshape(shape).to(rows.dtype)
             if instead is None:
                 raise ValueError("nobody answered some parent and the answers are not like the rows sent: give empty=")
-            return torch.where(some.reshape(shape), rows / total.clamp(min=1e-300).reshape(shape).to(rows.dtype), instead)
+            return torch.where(
+                some.reshape(shape), rows / total.clamp(min=1e-300).reshape(shape).to(rows.dtype), instead
+            )
 
         sums = self.sums[weight]
         if isinstance(sums, dict):
@@ -527,7 +552,10 @@ class Answers(Sums):
         sums = Sums.zeros(empty, groups)
         rows = map_rows(lambda r: r[order], self.rows)
         if len(by):
-            sums.add(fold(rows, share_of_samples(self.samples[order], by[order]), by[order], groups), torch.arange(groups))
+            sums.add(
+                fold(rows, share_of_samples(self.samples[order], by[order]), by[order], groups),
+                torch.arange(groups),
+            )
         return sums
 
 
@@ -548,12 +576,12 @@ def fold(rows: Rows, shares: Tensor, blocks: Tensor, num: int | None = None, tot
 
     Goes on with `total` if there is one, so that tiles may end anywhere.
     """
-    num = int(blocks[-1]) + 1 if num is None else num
+    size = int(blocks[-1]) + 1 if num is None else num
     fields = {k: v for k, v in as_dict(rows).items() if k and v.ndim == 1 and v.is_floating_point()}
     weights = {"": None, "samples": shares, **fields}
     if total is None:
-        zeros = {w: map_rows(lambda r: r.new_zeros((num, *r.shape[1:])), rows) for w in weights}
-        total = Folded(0, num, zeros, {w: torch.zeros(num, dtype=torch.float64) for w in weights})
+        zeros = {w: map_rows(lambda r: r.new_zeros((size, *r.shape[1:])), rows) for w in weights}
+        total = Folded(0, size, zeros, {w: torch.zeros(size, dtype=torch.float64) for w in weights})
     for name, weight in weights.items():
         sums = as_dict(total.sums[name])
         for field, value in as_dict(rows).items():

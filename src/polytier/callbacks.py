@@ -27,9 +27,7 @@ class RunFolder(Callback):
     resumed | the folder is there and the training was restored from it
     """
 
-    def __init__(
-        self, folder: str | Path, config: dict[str, Any] | None = None, resumed: bool = False
-    ) -> None:
+    def __init__(self, folder: str | Path, config: dict[str, Any] | None = None, resumed: bool = False) -> None:
         self.folder, self.config, self.resumed = Path(folder), config, resumed
         self.saved = -1  # the round of the last checkpoint, when it was written, and how long that took
         self.saved_at = self.cost = 0.0

@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -55,5 +54,3 @@ def unpack(prefix: str, tensors: dict[str, Tensor]) -> Tensor | dict[str, Tensor
     if prefix in tensors:
         return tensors[prefix]
     return {k.removeprefix(f"{prefix}:"): v for k, v in tensors.items() if k.startswith(f"{prefix}:")}
-
-

@@ -166,9 +166,7 @@ def stem_of(config: Config) -> str:
 @app.command()
 def resume(
     folder: Folder,
-    rounds: Annotated[
-        int | None, typer.Option("--rounds", help="Go on to this round.", show_default=False)
-    ] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="Go on to this round.", show_default=False)] = None,
     quiet: Quiet = False,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -200,9 +198,7 @@ def restore(training: Training, folder: Path, rounds: int) -> None:
 
     found = latest(folder)
     if found is None:
-        raise ValueError(
-            f"{folder} holds no checkpoint; repeat the run: polytier run {folder / 'config.toml'}"
-        )
+        raise ValueError(f"{folder} holds no checkpoint; repeat the run: polytier run {folder / 'config.toml'}")
     number, tensors, facts = found
     if number > rounds:
         raise ValueError(f"{folder} has done {number} rounds; ask for at least as many")
@@ -210,9 +206,7 @@ def restore(training: Training, folder: Path, rounds: int) -> None:
     log.info("going on after round %d of %d", number, rounds)
 
 
-def follow(
-    training: Training, config: Config, folder: Path, quiet: bool, as_json: bool, resumed: bool = False
-) -> None:
+def follow(training: Training, config: Config, folder: Path, quiet: bool, as_json: bool, resumed: bool = False) -> None:
     """Train with everything a person may want to watch, and say how it ended."""
     from polytier.algorithm import Diverged
     from polytier.callbacks import Progress, RunFolder
@@ -245,9 +239,7 @@ def follow(
 
 def after_divergence(folder: Path, saved: int) -> str:
     again = f"Try again with `polytier run {folder / 'config.toml'} --set FIELD=VALUE`"
-    last = (
-        f"`polytier resume {folder} --rounds {saved}` gives the models of round {saved}, the last checkpoint"
-    )
+    last = f"`polytier resume {folder} --rounds {saved}` gives the models of round {saved}, the last checkpoint"
     return again if saved < 1 else f"{again}; {last}"
 
 
@@ -325,9 +317,7 @@ def predict(
     data: Annotated[
         Path, typer.Option("--data", metavar="FILE.npz", help="x: a row a sample, as in the training data.")
     ],
-    out: Annotated[
-        Path, typer.Option("--out", metavar="FILE.npz", help="Gets y, the class, and scores, the outputs.")
-    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.npz", help="Gets y, the class, and scores, the outputs.")],
     device: Device = None,
     team: Team = None,
     everywhere: Everywhere = False,
@@ -345,9 +335,7 @@ def export(
     folder: Folder,
     out: Annotated[
         Path,
-        typer.Option(
-            "-o", "--out", metavar="FILE", help="model.safetensors: parameters; model.pt2: a program."
-        ),
+        typer.Option("-o", "--out", metavar="FILE", help="model.safetensors: parameters; model.pt2: a program."),
     ],
     device: Device = None,
     team: Team = None,
@@ -364,9 +352,7 @@ def export(
 @data_app.command()
 def get(
     name: Annotated[str, typer.Argument(help="A data set; see `polytier list data`.")],
-    data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="Where to put it.", show_default=False)
-    ] = None,
+    data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Where to put it.", show_default=False)] = None,
 ) -> None:
     """Fetch a public data set, check its digest and put it where `polytier run` finds it."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
@@ -380,9 +366,7 @@ def get(
     columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None, visible=False)
-        folder = fetch(
-            name, data_dir, lambda done, total: bar.update(task, completed=done, total=total, visible=True)
-        )
+        folder = fetch(name, data_dir, lambda done, total: bar.update(task, completed=done, total=total, visible=True))
     say(f"{name} is in {folder}")
 
 

@@ -28,9 +28,7 @@ class Config(BaseModel):
 
     algorithm: str = Field("permfl", description="the method; see `polytier list algorithms`")
     data: str = Field("digits", description="a data set by name, or your own FILE.npz")
-    data_dir: str | None = Field(
-        None, description="where its files are: DIR, DIR/NAME and DIR/raw are searched"
-    )
+    data_dir: str | None = Field(None, description="where its files are: DIR, DIR/NAME and DIR/raw are searched")
     model: str = Field("mclr", description="a model by name, or your own package.module:factory")
     devices: int | None = Field(None, ge=1, description="number of devices")
     teams: str | None = Field(None, description="number of teams; 2x4 is two tiers of teams, 0 none")
@@ -104,9 +102,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read as a TOML file: {error}") from None
     values.pop("versions", None)
     if PYTHON in (values.get("data"), values.get("model")):
-        raise ValueError(
-            f"{path} is of a run made in Python, with data or a model of its own; repeat it there"
-        )
+        raise ValueError(f"{path} is of a run made in Python, with data or a model of its own; repeat it there")
     return values
 
 
@@ -165,9 +161,7 @@ def read_teams(text: str | None) -> int | tuple[int, ...] | None:
     try:
         sizes = tuple(int(part) for part in text.split("x"))
     except ValueError:
-        raise ValueError(
-            f"teams {text!r} are not understood; give 4, or 2x4 for two tiers of teams"
-        ) from None
+        raise ValueError(f"teams {text!r} are not understood; give 4, or 2x4 for two tiers of teams") from None
     if min(sizes) < 0:
         raise ValueError(f"teams {text!r}: there cannot be fewer than 0")
     return sizes[0] if len(sizes) == 1 else sizes

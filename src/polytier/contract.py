@@ -76,7 +76,9 @@ def check_algorithm(
         assert pickle.dumps(algorithm) == before, f"{name} changes its own fields; return new rows instead"
         one, other = results(run(until=1), False), results(run(until=1, batching="eager"), False)
         wrong = differing(one, other, atol=1e-3 if objective.dtype == torch.float32 else 1e-6)
-        assert not wrong, f"{name}: autograd gives another {wrong} than the traced graph; a loss takes what changes as extra="
+        assert not wrong, (
+            f"{name}: autograd gives another {wrong} than the traced graph; a loss takes what changes as extra="
+        )
 
 
 def loop_back(training: Training) -> None:
@@ -133,7 +135,11 @@ def check_models(name: str, training: Training) -> None:
     wrong = differing(before, results(training, True))
     assert not wrong, f"{name}: personal, publish or global_model change {wrong}; they may only read"
     everywhere = None if run.global_ is None else run.global_.unsqueeze(0)
-    found = {"personal": (run.personal, len(run.device_ids)), "team": (run.team, len(run.team_ids)), "global": (everywhere, 1)}
+    found = {
+        "personal": (run.personal, len(run.device_ids)),
+        "team": (run.team, len(run.team_ids)),
+        "global": (everywhere, 1),
+    }
     for what, (rows, n) in found.items():
         shape = None if rows is None else tuple(rows.shape)
         assert shape in (None, (n, d)), f"{name}: the {what} models are {shape}; they must be {(n, d)}"
@@ -182,7 +188,9 @@ class Watched:
 def check_answer(where: str, answer: Any, node: Node, state: Rows | None) -> None:
     dtype, model = node.world.objective.dtype, (len(node.ids), node.world.objective.dimension)
     for field, value in as_dict(answer).items():
-        assert isinstance(value, Tensor), f"{where} answers {type(value).__name__} {field}; answer tensors, one row a node"
+        assert isinstance(value, Tensor), (
+            f"{where} answers {type(value).__name__} {field}; answer tensors, one row a node"
+        )
         right = value.dtype == dtype or not value.is_floating_point()
         assert right, f"{where} answers {value.dtype} in a run of {dtype}; use .to(x.dtype)"
         right = not where.endswith(".personal") or tuple(value.shape) == model

@@ -1,8 +1,8 @@
 """Which model, which devices, which split: every device is judged on its own samples.
 
-    personal | the device's own model
-    team     | the model of its (innermost) team; outer tiers of teams go by their own names: team1, ...
-    global   | the server's model
+personal | the device's own model
+team     | the model of its (innermost) team; outer tiers of teams go by their own names: team1, ...
+global   | the server's model
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ def measure_split(algorithm: Algorithm, model: Tensor, split: str, local: Local)
             outputs = algorithm.predict(model[group.rows], some, group.x).flatten(0, 1)
             targets, shape = group.y.flatten(0, 1), group.weight.shape
             inside = group.weight > 0
-            values = [torch.where(inside, f(outputs, targets).reshape(shape), 0).double().sum(1) for f in functions.values()]
+            values = [
+                torch.where(inside, f(outputs, targets).reshape(shape), 0).double().sum(1) for f in functions.values()
+            ]
             total[group.rows] += torch.stack(values, 1).cpu()
     return total
 

@@ -96,9 +96,7 @@ def claim(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(
-            f"the run folder {folder} cannot be made: {error.strerror}; name another one"
-        ) from None
+        raise ValueError(f"the run folder {folder} cannot be made: {error.strerror}; name another one") from None
 
 
 def next_free(parent: Path, stem: str) -> Path:
@@ -242,9 +240,7 @@ def write_models(folder: Path, run: Run) -> None:
     for kind, rows in zip(KINDS, (run.personal, run.team, everywhere), strict=True):
         if rows is not None:
             parts = {k: v.cpu().contiguous() for k, v in run.world.objective.parameters(rows).items()}
-            write_tensors(
-                folder / f"{kind}.safetensors", parts, ids=json.dumps(ids[kind].tolist()), inputs=about
-            )
+            write_tensors(folder / f"{kind}.safetensors", parts, ids=json.dumps(ids[kind].tolist()), inputs=about)
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], **meta: str) -> None:
@@ -290,9 +286,7 @@ def read_models(folder: Path) -> tuple[dict[str, tuple[dict[str, Tensor], np.nda
             except (SafetensorError, OSError, KeyError, TypeError) as error:
                 raise ValueError(f"{path} cannot be read: {error}; resume or repeat the run") from None
     if about is None:
-        raise ValueError(
-            f"{folder} holds no models; if the run was cut short, `polytier resume {folder.parent}`"
-        )
+        raise ValueError(f"{folder} holds no models; if the run was cut short, `polytier resume {folder.parent}`")
     return found, about
 
 
@@ -305,9 +299,7 @@ def load_run(folder: Path, model: nn.Module | None = None) -> Run:
     parts, about = read_models(folder / "models")
     if model is None:
         if config["model"] == PYTHON:
-            raise ValueError(
-                f"the model of {folder} was given in Python; give it again: Run.load(DIR, model=...)"
-            )
+            raise ValueError(f"the model of {folder} was given in Python; give it again: Run.load(DIR, model=...)")
         model = make_model(config["model"], tuple(about["shape"]), about["classes"], config["seed"])
     dtype: torch.dtype = getattr(torch, config["dtype"])
     topology = read_tree(folder)
@@ -336,9 +328,7 @@ def flat_rows(objective: Objective, parts: dict[str, Tensor], ids: np.ndarray) -
     """[nodes, d] in the order of the module's own parameters."""
     shapes = {name: tuple(part.shape[1:]) for name, part in parts.items()}
     if shapes != dict(zip(objective.names, objective.shapes, strict=True)):
-        raise ValueError(
-            "the model has other parameters than the ones that were saved; give the model of that run"
-        )
+        raise ValueError("the model has other parameters than the ones that were saved; give the model of that run")
     return torch.cat([parts[name].reshape(len(ids), -1) for name in objective.names], 1), ids
 
 
@@ -368,9 +358,7 @@ def read_tensor(value: list | None) -> Tensor | None:
     return None if value is None else torch.tensor(value[1], dtype=getattr(torch, value[0]))
 
 
-def read_state(
-    folder: Path, topology: Topology, everywhere: Tensor | None
-) -> tuple[Rows, Ledger, dict[str, Any]]:
+def read_state(folder: Path, topology: Topology, everywhere: Tensor | None) -> tuple[Rows, Ledger, dict[str, Any]]:
     """What the server kept, the bytes and a few facts; checkpoints may have been removed to save space."""
     ledger = Ledger(topology)
     found = latest(folder)

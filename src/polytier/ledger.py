@@ -29,9 +29,7 @@ class Ledger:
     def __post_init__(self) -> None:
         for tier in range(1, self.topology.num_tiers):
             size = self.topology.size(tier)
-            self.nodes[self.topology.link(tier)] = {
-                way: torch.zeros(size, dtype=torch.int64) for way in ("down", "up")
-            }
+            self.nodes[self.topology.link(tier)] = {way: torch.zeros(size, dtype=torch.int64) for way in ("down", "up")}
             self.took_part[tier] = torch.zeros(size, dtype=torch.bool)
             self.ever[tier] = torch.zeros(size, dtype=torch.bool)
 

@@ -83,9 +83,7 @@ class Objective:
         """Views of a row [d] (or of a stack [n, d]) by parameter name."""
         parts = row.split(self.sizes, dim=-1)
         lead = row.shape[:-1]
-        return {
-            n: p.reshape(*lead, *s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)
-        }
+        return {n: p.reshape(*lead, *s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
 
     def apply(self, row: Tensor, inputs: Tensor, key: Tensor | None = None) -> Tensor:
         """Outputs [B, ...] of the model `row`; `key` [B] draws the dropout of training."""
@@ -203,10 +201,8 @@ def drop_idle(graph: Any) -> None:
         idle = node.target in reshaping and source.meta["val"].shape == node.meta["val"].shape
         idle |= node.target is aten.mul.Scalar and node.args[1] == 1
         if node.target is aten.transpose.int and source.target is aten.transpose.int:
-            if sorted(d % node.meta["val"].ndim for d in source.args[1:]) == sorted(
-                d % node.meta["val"].ndim for d in node.args[1:]
-            ):
-                idle, source = True, source.args[0]
+            there, back = ({d % node.meta["val"].ndim for d in n.args[1:]} for n in (source, node))
+            idle, source = there == back, source.args[0]
         if idle:
             node.replace_all_uses_with(source)
     graph.eliminate_dead_code()

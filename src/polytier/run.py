@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 class Scaled(nn.Module):
     """A model that takes inputs as they are in the data (images 0 .. 255) and scales them as training did."""
 
+    scale: Tensor
+    shift: Tensor
+
     def __init__(self, model: nn.Module, scale: Tensor, shift: Tensor) -> None:
         super().__init__()
         self.model = model
@@ -121,7 +124,9 @@ class Run:
         sent = None
         if self.team is not None:
             if team is None:
-                raise ValueError(f"team= names the team that the device joins; there are {', '.join(map(str, self.team_ids))}")
+                raise ValueError(
+                    f"team= names the team that the device joins; there are {', '.join(map(str, self.team_ids))}"
+                )
             sent = self.row(team=team).unsqueeze(0)
         elif isinstance(self.state, dict) or self.global_ is not None:
             sent = self.state
@@ -162,5 +167,7 @@ def pick(rows: Tensor | None, ids: np.ndarray, name: Any, what: str, kind: str) 
         raise ValueError(f"this run has no {kind} models")
     found = np.flatnonzero(ids.astype(str) == str(name))
     if not len(found):
-        raise ValueError(f"no {what} {name!r}; there are {', '.join(map(str, ids[:8]))}{', ...' if len(ids) > 8 else ''}")
+        raise ValueError(
+            f"no {what} {name!r}; there are {', '.join(map(str, ids[:8]))}{', ...' if len(ids) > 8 else ''}"
+        )
     return rows[found[0]]

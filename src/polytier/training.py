@@ -22,7 +22,15 @@ from polytier.evaluation import Evaluation, evaluate
 from polytier.ledger import Ledger
 from polytier.memory import Memory
 from polytier.models import checked, make_model, quadratic_loss
-from polytier.objective import BATCHINGS, Loss, Objective, choose_batching, correct, cross_entropy, squared_error
+from polytier.objective import (
+    BATCHINGS,
+    Loss,
+    Objective,
+    choose_batching,
+    correct,
+    cross_entropy,
+    squared_error,
+)
 from polytier.participation import Participation
 from polytier.run import Run
 from polytier.topology import Topology
@@ -96,8 +104,8 @@ class Training:
         participation = (Participation(), *[teams] * (topology.num_tiers - 2), devices)
         check_tables(participation, topology)
         self.world = World(
-            algorithm, topology, objective, Batches(federation, seed, kind, on, bool(objective.dropouts)), Memory(topology), participation,
-            seed, batch_size, absent, metrics=metrics,
+            algorithm, topology, objective, Batches(federation, seed, kind, on, bool(objective.dropouts)),
+            Memory(topology), participation, seed, batch_size, absent, metrics=metrics,
         )  # fmt: skip
         self.threads = torch.get_num_threads()
         torch.set_num_threads(1)  # more would change the order of sums with the machine
@@ -109,7 +117,8 @@ class Training:
         self.codec = CODECS[codec or dtype]
         self.settings: dict[str, Any] = {  # what a run folder records
             "model": name, "seed": seed, "l2": l2, "absent": absent, "batch_size": batch_size,
-            "eval_every": eval_every, "dtype": dtype, "on": on, "codec": self.codec.name, "batching": objective.batching,
+            "eval_every": eval_every, "dtype": dtype, "on": on, "codec": self.codec.name,
+            "batching": objective.batching,
         }  # fmt: skip
         self.world.engine = Stacked(
             self.world, self.ledger, self.codec, tile=tile, inner_tile=inner_tile, workers=workers or 1
@@ -227,7 +236,12 @@ def check_tables(participation: Iterable[Participation], topology: Topology) -> 
 
 
 def check_settings(batch_size, eval_every, workers, tile, dtype, on, codec, absent, batching) -> None:
-    for name, value in (("batch size", batch_size), ("eval-every", eval_every), ("workers", workers or 1), ("tile", tile or 1)):
+    for name, value in (
+        ("batch size", batch_size),
+        ("eval-every", eval_every),
+        ("workers", workers or 1),
+        ("tile", tile or 1),
+    ):
         if not isinstance(value, int | np.integer) or value < 1:
             raise ValueError(f"{name} is a whole number of at least 1; got {value!r}")
     allowed = {

@@ -24,7 +24,7 @@ class FedAvg(Algorithm):
     device_steps: int = parameter(20, "L", "mini-batch steps of a device a round", least=1)
     weights: str = parameter("samples", "n_k/n", "how models are averaged", choices=("samples", "uniform"))
 
-    def server(self, x: Tensor, devices: Children) -> Rows:
+    def server(self, x: Tensor, devices: Children) -> Tensor:
         return devices.solve(x).mean(self.weights)
 
     def device(self, x: Tensor, local: Local) -> Tensor:

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from polytier.algorithm import Children, Rows, Step, parameter
+from polytier.algorithm import Children, Step, parameter
 from polytier.algorithms.fedavg import FedAvg
 
 
@@ -25,10 +25,9 @@ class HierFedAvg(FedAvg):
     tiers: ClassVar[int | None] = None
     team_rounds: Step = parameter(10, "K", "rounds of a team in a round of the server", least=1, per="tier")
 
-    def team(self, x: Tensor, devices: Children) -> Rows:
-        w: Rows = x
+    def team(self, x: Tensor, devices: Children) -> Tensor:
+        w = x
         for _ in range(devices.value(self.team_rounds)):
             w = devices.solve(w).mean(self.weights)
-        assert isinstance(w, Tensor)
         devices.keep(model=w)
         return w

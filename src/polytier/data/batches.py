@@ -68,7 +68,13 @@ class Batches:
     def __init__(
         self, federation: Federation, seed: int, dtype: torch.dtype, device: str = "cpu", keyed: bool = False
     ) -> None:
-        self.federation, self.seed, self.dtype, self.device, self.keyed = federation, seed, dtype, device, keyed
+        self.federation, self.seed, self.dtype, self.device, self.keyed = (
+            federation,
+            seed,
+            dtype,
+            device,
+            keyed,
+        )
         self.order = torch.arange(len(federation.x))
         self.stamp = torch.full((len(federation),), -1)
         self.keys = torch.tensor([random.signed(random.name_key(i)) for i in federation.ids.tolist()])

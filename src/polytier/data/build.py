@@ -132,9 +132,7 @@ def build_federation(
         given = given_teams(source, names)
         team, allowed = form(teams, team_formation, number, source, seed) if given is None else (given, None)
         if allowed is not None:
-            raise ValueError(
-                f"{team_formation} decides on labels; data with devices need random or sequential"
-            )
+            raise ValueError(f"{team_formation} decides on labels; data with devices need random or sequential")
         if given is not None and teams is not None and np.prod(teams) != (known := len(np.unique(given))):
             raise ValueError(f"{teams} teams asked for, the data name {known}; leave out teams")
         part = None if source.split is None else source.split[assignment.index]

@@ -31,9 +31,7 @@ class Download:
 
 
 def idx_files(url: str, *digests: str) -> tuple[Download, ...]:
-    files = [
-        f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
-    ]
+    files = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
     return tuple(Download(f"{url}/{f}", f"md5:{md5}") for f, md5 in zip(files, digests, strict=True))
 
 
@@ -66,14 +64,10 @@ DOWNLOADS: dict[str, tuple[Download, ...]] = {
     "emnist-digits": (EMNIST,),
     "emnist-byclass": (EMNIST,),
     "cifar-10": (
-        Download(
-            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "md5:c58f30108f718f92721af3b95e74349a"
-        ),
+        Download("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "md5:c58f30108f718f92721af3b95e74349a"),
     ),
     "cifar-100": (
-        Download(
-            "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "md5:eb9058c3a382ffc7106e4002c42a8d85"
-        ),
+        Download("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "md5:eb9058c3a382ffc7106e4002c42a8d85"),
     ),
 }
 

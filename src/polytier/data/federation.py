@@ -157,9 +157,7 @@ class Federation:
 
 def check_arrays(x: Tensor, y: Tensor, device: np.ndarray) -> None:
     if not (len(x) == len(y) == len(device)):
-        raise ValueError(
-            f"x, y and device need one row a sample; got {len(x)}, {len(y)} and {len(device)} rows"
-        )
+        raise ValueError(f"x, y and device need one row a sample; got {len(x)}, {len(y)} and {len(device)} rows")
     if not len(x):
         raise ValueError("the data are empty")
     for name, values in (("x", x), ("y", y)):

@@ -243,9 +243,7 @@ def power_law(
     return Assignment(rng.permutation(len(y)), np.repeat(np.arange(num_devices), sizes))
 
 
-def column(
-    y: Array, num_devices: int, rng: Rng, allowed: Mask = None, ids: Array | None = None
-) -> Assignment:
+def column(y: Array, num_devices: int, rng: Rng, allowed: Mask = None, ids: Array | None = None) -> Assignment:
     """The owners that the data name themselves, `ids` [N]; of more owners than devices some are drawn.
 
     Devices are numbered in the sorted order of the names that are kept.

@@ -122,9 +122,7 @@ def synthetic_devices(
     iid: bool = False,
 ) -> Source:
     """synthetic(alpha, beta) of FedProx, made on the spot; smaller devices than the papers', to run fast."""
-    x, y, device = synthetic(
-        num_devices, alpha, beta, num_features, num_classes, seed, min_samples, max_samples, iid
-    )
+    x, y, device = synthetic(num_devices, alpha, beta, num_features, num_classes, seed, min_samples, max_samples, iid)
     return Source(x, y, num_classes, device)
 
 
@@ -228,9 +226,7 @@ def cifar_batches(name: str, folder: str, files: Sequence[str], data_dir: Path |
     if archive is None:
         raise missing(name, [f"{name}-python.tar.gz or its unpacked folder {folder}"], places)
     with reading(archive, "a tar.gz archive"):
-        whole = io.BytesIO(
-            gzip.decompress(archive.read_bytes())
-        )  # at once, so that its checksum is looked at
+        whole = io.BytesIO(gzip.decompress(archive.read_bytes()))  # at once, so that its checksum is looked at
         with tarfile.open(fileobj=whole) as tar:
             members = {Path(m.name).name: m for m in tar.getmembers() if m.isfile()}
             absent = [file for file in files if file not in members]
@@ -240,9 +236,7 @@ def cifar_batches(name: str, folder: str, files: Sequence[str], data_dir: Path |
             return {shown: stream.read() for shown, stream in streams.items() if stream is not None}
 
 
-def cifar(
-    name: str, folder: str, files: Sequence[str], key: bytes, num_classes: int, data_dir: Path | None
-) -> Source:
+def cifar(name: str, folder: str, files: Sequence[str], key: bytes, num_classes: int, data_dir: Path | None) -> Source:
     xs, ys = [], []
     for path, raw in cifar_batches(name, folder, files, data_dir).items():
         with reading(path, "a CIFAR batch"):
@@ -442,9 +436,7 @@ def from_huggingface(
             raise ValueError(f"no column {name!r}; there are {', '.join(dataset.column_names)}")
         with reading(f"column {name!r}", "an array", "make its rows numbers or images of one size"):
             values = list(dataset.with_format(None)[name])
-            columns[key] = (
-                image_rows(values) if key == "x" and hasattr(values[0], "convert") else np.asarray(values)
-            )
+            columns[key] = image_rows(values) if key == "x" and hasattr(values[0], "convert") else np.asarray(values)
             if key == "x" and columns[key].dtype.kind in "biuf" and columns[key].dtype != np.uint8:
                 columns[key] = columns[key].astype(np.float32)
     if columns["y"].dtype.kind == "U":

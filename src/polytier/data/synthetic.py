@@ -74,9 +74,7 @@ def quadratics(
     import torch
 
     if num_devices < 1 or dimension < 1:
-        raise ValueError(
-            f"quadratics need at least 1 device and 1 dimension; got {num_devices} and {dimension}"
-        )
+        raise ValueError(f"quadratics need at least 1 device and 1 dimension; got {num_devices} and {dimension}")
     if not 0 < mu <= smoothness < np.inf:
         raise ValueError(f"strong convexity needs 0 < mu <= smoothness; got {mu} and {smoothness}")
     rng = np.random.default_rng([seed, QUADRATICS])

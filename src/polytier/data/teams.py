@@ -47,9 +47,7 @@ def label_groups(num_teams: int, num_classes: int | None, extend: Callable[[int]
     return groups
 
 
-def by_labels(
-    num_devices: int, num_teams: int, num_classes: int | None, extend: Callable[[int], int]
-) -> Formed:
+def by_labels(num_devices: int, num_teams: int, num_classes: int | None, extend: Callable[[int], int]) -> Formed:
     team = blocks(num_devices, num_teams)
     return team, label_groups(num_teams, num_classes, extend)[team]
 

@@ -22,7 +22,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polytier.algorithm import Call, Folded, Rows, World, as_dict, cat_rows, execute, fold, map_rows, starts_of
+from polytier.algorithm import (
+    Call,
+    Folded,
+    Rows,
+    World,
+    as_dict,
+    cat_rows,
+    execute,
+    fold,
+    map_rows,
+    starts_of,
+)
 from polytier.codec import Codec
 from polytier.data.batches import Batches
 from polytier.ledger import Ledger
@@ -75,7 +86,12 @@ class Stacked:
     def deliver(self, call: Call) -> Iterator[Any]:
         if not call.quiet and len(call.ids):
             call = replace(call, rows=map_rows(self.codec.through, call.rows))
-            self._count(call.tier, "down", call.ids, message_bytes(self.codec, call.rows, int(call.sender.max()) + 1)[call.sender])
+            self._count(
+                call.tier,
+                "down",
+                call.ids,
+                message_bytes(self.codec, call.rows, int(call.sender.max()) + 1)[call.sender],
+            )
         for start, end, first, answer, nbytes in self._runs(call):
             if not call.quiet:
                 self._count(call.tier, "up", call.ids[start:end], nbytes)
@@ -123,7 +139,13 @@ class Stacked:
                 self.workers,
                 mp_context=multiprocessing.get_context("spawn"),  # fork is not to be had everywhere
                 initializer=start_worker,
-                initargs=(replace(self.world, engine=None, batches=None), spec(self.world), self._folder, self.tile, self.codec),
+                initargs=(
+                    replace(self.world, engine=None, batches=None),
+                    spec(self.world),
+                    self._folder,
+                    self.tile,
+                    self.codec,
+                ),
             )
         return self._pool
 
@@ -189,9 +211,7 @@ _worker: tuple[World, int, Codec] | None = None
 def share(world: World, folder: Path) -> None:
     """Move data and memory into files that worker processes map."""
     federation = world.batches.federation
-    federation = replace(
-        federation, x=map_tensor(folder / "x", federation.x), y=map_tensor(folder / "y", federation.y)
-    )
+    federation = replace(federation, x=map_tensor(folder / "x", federation.x), y=map_tensor(folder / "y", federation.y))
     world.batches.federation = federation
     memory = Memory(world.topology, folder)
     memory.load(world.memory.state())

@@ -96,9 +96,7 @@ def print_summary(console: Console, config: dict[str, Any], summary: dict[str, A
     line(console, f"run folder: {folder}")
 
 
-def print_unfinished(
-    console: Console, config: dict[str, Any], history: list[dict[str, Any]], folder: Path
-) -> None:
+def print_unfinished(console: Console, config: dict[str, Any], history: list[dict[str, Any]], folder: Path) -> None:
     """How far a run has come that has no results yet."""
     done = history[-1]["round"] if history else 0
     head = f"{config['algorithm']} on {config['data']} with {config['model']}"
