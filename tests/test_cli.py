@@ -12,6 +12,7 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from polytier.cli import app
 
 QUICK = ("--set", "device_steps=2", "--set", "team_rounds=2")
 SMALL = ("--devices", "6", "--teams", "2", *QUICK)
-LONG = ("--rounds", "5", "--devices", "24", "--set", "device_steps=30")  # a round of some tenths of a second
+LONG = ("--rounds", "5", "--devices", "24", "--set", "device_steps=12")  # a round takes some tenths of a second
 RESULTS = ("models", "devices.csv", "traffic.csv", "topology.json")
 
 
@@ -42,9 +43,7 @@ def command(*args: object) -> list[str]:
 
 def start(folder: Path, *args: object) -> subprocess.Popen:
     """A run in a process of its own that has come to its third round."""
-    process = subprocess.Popen(
-        command("run", *args, "--out", folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    process = subprocess.Popen(command("run", *args, "--out", folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 120
     metrics = folder / "metrics.jsonl"
     while not metrics.exists() or metrics.read_text().count("\n") < 2:
@@ -137,9 +136,7 @@ def test_json_is_all_there_is_on_stdout(tmp_path):
 
 
 def test_quiet_says_nothing_but_where(tmp_path):
-    result = call(
-        "run", "local", *SMALL[:4], "--rounds", 1, "--set", "device_steps=1", "--quiet", "--out", "here"
-    )
+    result = call("run", "local", *SMALL[:4], "--rounds", 1, "--set", "device_steps=1", "--quiet", "--out", "here")
     assert result.stdout == "here\n"
     assert result.stderr == ""
 
@@ -282,13 +279,11 @@ def test_help_version_and_slips():
 
 
 def own_file(path: Path) -> None:
-    digits = load_digits()
+    digits: Any = load_digits()
     x = (digits.images * 15).astype(np.uint8)[:400]
     names = np.array(["anna", "bert", "chen", "dora"])
     device = np.arange(400) % 4
-    np.savez(
-        path, x=x, y=digits.target[:400], device=names[device], team=np.array(["north", "south"])[device // 2]
-    )
+    np.savez(path, x=x, y=digits.target[:400], device=names[device], team=np.array(["north", "south"])[device // 2])
 
 
 def test_ones_own_file_and_model(tmp_path):
@@ -310,9 +305,7 @@ def test_ones_own_file_and_model(tmp_path):
     accuracy = float((run.model(device="chen")(x).argmax(1) == y).double().mean())
     assert accuracy == pytest.approx(float(rows[2]["personal_accuracy"]))
     assert isinstance(run.adapt(x, y, team="south"), torch.nn.Module)
-    call(
-        "predict", "run", "--team", "north", "--data", "mine.npz", "--out", "y.npz"
-    )  # its other columns are no matter
+    call("predict", "run", "--team", "north", "--data", "mine.npz", "--out", "y.npz")  # its other columns are no matter
     assert "names its own devices" in call("run", *own, "--devices", 3, code=2).stderr
     config = (tmp_path / "run" / "config.toml").read_text()
     assert str(tmp_path / "mine.npz") in config

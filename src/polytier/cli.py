@@ -131,7 +131,7 @@ def run(
     eval_every: Annotated[int | None, flag("eval_every")] = None,
     out: Annotated[str | None, flag("out", "runs/ALGORITHM-DATA-SEED-N")] = None,
     engine: Annotated[str | None, flag("engine")] = None,
-    workers: Annotated[int | None, flag("workers")] = None,
+    workers: Annotated[int | None, flag("workers", "one, or one a core where the run is long")] = None,
     tile: Annotated[int | None, flag("tile")] = None,
     dtype: Annotated[str | None, flag("dtype")] = None,
     on: Annotated[str | None, flag("on")] = None,
@@ -252,7 +252,7 @@ def announce(training: Training, config: Config) -> None:
     who = f"{name}: {topology.size(topology.leaf)} devices{teams}"
     memory = f"about {size(memory_bytes(training))} of data and models"
     what = f"{training.world.objective.dimension:,} parameters, {memory}"
-    seconds, left = seconds_a_round(training, config.workers), config.rounds - training.round
+    seconds, left = seconds_a_round(training, config.workers or 1), config.rounds - training.round
     took = "" if seconds is None else f", {duration(seconds)} a round, {duration(seconds * left)} in all"
     say(f"{who}; {what}{took}")
 

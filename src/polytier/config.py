@@ -45,7 +45,7 @@ class Config(BaseModel):
     eval_every: int = Field(1, ge=1, description="rounds from one evaluation to the next")
     out: str | None = Field(None, description="the run folder")
     engine: Literal["stacked"] = Field("stacked", description="what runs the nodes")
-    workers: int = Field(1, ge=1, description="worker processes; changes no bit of the result")
+    workers: int | None = Field(None, ge=1, description="worker processes; changes no bit of the result")
     tile: int | None = Field(None, ge=1, description="devices computed at once; changes no bit of the result")
     dtype: str = Field("float32", description="float32 or float64")
     on: str = Field("cpu", description="cpu, cuda or mps")

@@ -127,9 +127,9 @@ def held_labels(y: Array, num_devices: int, per_device: int, allowed: Mask) -> A
 def labels(y: Array, num_devices: int, rng: Rng, allowed: Mask = None, *, per_device: int = 2) -> Assignment:
     """A few labels per device, in very unequal numbers (PerMFL's and pFedMe's experiments).
 
-    Every holder of a label gets 10 samples of it. Then, in turn, each asks for 300 to 599 more (fewer where that
-    would take more than half of the label's rest) and a lognormal(0, 2) share of the rest, and gets them while
-    the label lasts: as in the papers, who comes late may be left with the 10.
+    Every holder of a label gets 10 samples of it. Then each, in turn, asks for 300 to 599 more (fewer of a label that
+    has not enough for all) and a lognormal(0, 2) share of six sevenths of the rest. As in the papers, it gets all
+    of that or, if less is left, nothing: who comes late may keep the 10, and some samples go to nobody.
     """
     y = one_label(y)
     enough(len(y), num_devices)
@@ -144,11 +144,13 @@ def labels(y: Array, num_devices: int, rng: Rng, allowed: Mask = None, *, per_de
         base = min(10, pool // len(holders))
         rest = pool - base * len(holders)
         extra, share = rng.integers(300, 600, len(holders)), rng.lognormal(0, 2, len(holders))
-        asked = apportion(min(int(extra.sum()), rest // 2), extra) + apportion(rest, share)
+        extra = np.minimum(apportion(min(int(extra.sum()), rest // 2), extra), rest // 7)
+        asked = extra + apportion(rest - rest // 7, share)  # a label's only holder gets what it asks for
         counts[holders, label] = base
         for device, wish in zip(holders, asked, strict=True):
-            counts[device, label] += min(wish, rest)
-            rest -= min(wish, rest)
+            if wish <= rest:
+                counts[device, label] += wish
+                rest -= wish
     return deal(y, counts, rng)
 
 
