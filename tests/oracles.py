@@ -9,7 +9,7 @@ the seed, its purpose, the round and the number of the call, folded with the nod
     mini-batches of a call      | batches of that order, one after the other and round again, from a first one
                                   drawn by key "batch", stream, round, call, device; the last batch may be short
     who takes part              | the children with the smallest draws by key "participation", round, call, child:
-                                  max(1, round(fraction * n)) or `count` of them, less those that the table says are away
+                                  max(1, round(fraction * n)) or `count` of them, of those that the table says are there
     number of a call            | the k-th call of a node that runs in call c is call c * 2^16 + k
 """
 
@@ -204,9 +204,7 @@ def pfedme(p, x0, rounds, device_lr, local_lr, server_lr, device_pull, device_st
     return models
 
 
-def permfl(
-    p, x0, rounds, device_lr, team_lr, server_lr, device_pull, team_pull, device_steps, team_rounds, weights
-):
+def permfl(p, x0, rounds, device_lr, team_lr, server_lr, device_pull, team_pull, device_steps, team_rounds, weights):
     """PerMFL's (4), (9), (13) over any number of tiers; pFedMT is the same with weights "samples".
 
     team_lr[node], team_pull[tier], team_rounds[tier]; a tier's pull is that of its nodes to their parents.

@@ -32,7 +32,9 @@ EXACT = CODECS["float64"]  # evaluation is not part of the traffic: nothing is r
 class Pipes:
     """What a node does with its calls: sends them to its children, each by its own pipe."""
 
-    def __init__(self, world: World, codec: Codec, tier: int, below: dict[int, Connection], ledger: Ledger | None = None):
+    def __init__(
+        self, world: World, codec: Codec, tier: int, below: dict[int, Connection], ledger: Ledger | None = None
+    ):
         self.world, self.codec, self.tier, self.below, self.ledger = world, codec, tier, below, ledger
 
     def deliver(self, call: Call) -> Iterator[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import errno
 import json
 import os
@@ -12,29 +11,16 @@ import sys
 import time
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
-from typer.testing import CliRunner
 
+from commands import QUICK, SMALL, call, own_file, rows_of
 from polytier import Run, build_federation
-from polytier.cli import app
 
-QUICK = ("--set", "device_steps=2", "--set", "team_rounds=2")
-SMALL = ("--devices", "6", "--teams", "2", *QUICK)
 LONG = ("--rounds", "5", "--devices", "24", "--set", "device_steps=12")  # a round takes some tenths of a second
 RESULTS = ("models", "devices.csv", "traffic.csv", "topology.json")
-
-
-def call(*args: object, code: int = 0):
-    result = CliRunner().invoke(app, [str(a) for a in args])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result
 
 
 def command(*args: object) -> list[str]:
@@ -51,10 +37,6 @@ def start(folder: Path, *args: object) -> subprocess.Popen:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     return process
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(path.read_text().splitlines()))
 
 
 def without_seconds(folder: Path) -> list[object]:
@@ -278,14 +260,6 @@ def test_help_version_and_slips():
 # -- one's own data and model -------------------------------------------------------------------------
 
 
-def own_file(path: Path) -> None:
-    digits: Any = load_digits()
-    x = (digits.images * 15).astype(np.uint8)[:400]
-    names = np.array(["anna", "bert", "chen", "dora"])
-    device = np.arange(400) % 4
-    np.savez(path, x=x, y=digits.target[:400], device=names[device], team=np.array(["north", "south"])[device // 2])
-
-
 def test_ones_own_file_and_model(tmp_path):
     own_file(tmp_path / "mine.npz")
     (tmp_path / "own_models_for_cli.py").write_text(
@@ -407,90 +381,3 @@ def test_broken_folders_are_told_from_good_ones(finished, tmp_path):
     assert "cannot be read" in call("resume", "run", code=2).stderr
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     assert "no checkpoint" in call("resume", "run", code=2).stderr
-
-
-# -- bad input ----------------------------------------------------------------------------------------
-
-BAD = {
-    ("premfl",): "did you mean 'permfl'",
-    ("--data", "digit"): "did you mean 'digits'",
-    ("--model", "mcrl"): "did you mean 'mclr'",
-    ("--model", "no.such:thing"): "package.module:factory",
-    ("--partition", "label:2"): "did you mean 'labels'",
-    ("--team-formation", "worts"): "did you mean 'worst'",
-    ("--devices", "3", "--teams", "5"): "1 to 3 teams",
-    ("--devices", "0"): "devices = 0",
-    ("--partition", "labels:11"): "1 to 10",
-    ("--team-participation", "0"): "(0, 1]",
-    ("--device-participation", "1.5"): "(0, 1]",
-    ("--device-participation", "some"): "count:4",
-    ("--device-participation", "table:none.csv"): "none.csv",
-    ("--set", "device_lr=fast"): "not a number",
-    ("--set", "device_lr=-1"): "> 0",
-    ("--set", "device_steps=1.5"): "whole number",
-    ("--set", "devce_lr=0.1"): "did you mean 'device_lr'",
-    ("--set", "device_lr"): "FIELD=VALUE",
-    ("--set", "team_lr.teem=0.1"): "did you mean 'team'",
-    ("--set", "team_lr=1", "--set", "team_lr.team=1"): "choose one",
-    ("--set", "device_lr=0.1,0.2"): "needs 40; got 2",
-    ("--set", "weights=heavy"): "uniform | samples",
-    ("--codec", "sparse"): "float32, float16",
-    ("--dtype", "float8"): "float32, float64",
-    ("--on", "tpu"): "there is cpu",
-    ("--engine", "ray"): "'stacked'",
-    ("--absent", "maybe"): "skip, stale",
-    ("--batching", "all"): "stacked, single, eager",
-    ("--teams", "many"): "2x4",
-    ("--split", "3:1"): "3:0:1",
-    ("--split", "0:0:1"): "train above 0",
-    ("--per-class", "20"): "20:5",
-    ("--seed", "-1"): "seed = -1",
-    ("--rounds", "0"): "rounds = 0",
-    ("--rounds", "ten"): "--rounds",
-    ("--round", "10"): "--rounds",
-    ("--data", "mnist", "--data-dir", "."): "polytier data get mnist",
-    ("--data", "none.npz"): "none.npz",
-    ("none.toml",): "none.toml",
-}
-
-
-@pytest.mark.parametrize("args", BAD, ids=" ".join)
-def test_bad_input_gets_advice_and_writes_nothing(args, tmp_path):
-    result = call("run", *args, code=2)
-    assert BAD[args] in result.stderr
-    assert "Traceback" not in result.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "advice"),
-    [
-        ("device = 3", "did you mean 'devices'"),
-        ("[set]\ndevice_lrs = 3", "did you mean 'device_lr'"),
-        ("rounds = 'ten'", "rounds = 'ten'"),
-        ("rounds = ", "TOML"),
-        ("data = 'python'", "made in Python"),
-    ],
-)
-def test_a_bad_file_gets_advice(text, advice, tmp_path):
-    (tmp_path / "run.toml").write_text(text)
-    assert advice in call("run", "run.toml", code=2).stderr
-    assert [p.name for p in tmp_path.iterdir()] == ["run.toml"]
-
-
-def test_a_run_folder_that_exists_is_left_alone(finished, tmp_path):
-    before = {p: p.stat().st_mtime_ns for p in finished.rglob("*")}
-    assert "not empty" in call("run", "--out", finished, code=2).stderr
-    assert "config.toml" in call("run", finished, code=2).stderr
-    assert {p: p.stat().st_mtime_ns for p in finished.rglob("*")} == before
-
-
-def test_broken_data_are_named(tmp_path):
-    own_file(tmp_path / "mine.npz")
-    (tmp_path / "cut.npz").write_bytes((tmp_path / "mine.npz").read_bytes()[:5000])
-    x = np.ones((8, 3), np.float32)
-    x[5, 1] = np.nan
-    np.savez(tmp_path / "nan.npz", x=x, y=np.zeros(8, int), device=np.arange(8) // 4)
-    assert "cut.npz cannot be read" in call("run", "--data", "cut.npz", code=2).stderr
-    assert "row 5" in call("run", "--data", "nan.npz", code=2).stderr
-    assert not (tmp_path / "runs").exists()

@@ -7,7 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from polytier import ALGORITHMS, Algorithm, Children, FedAvg, HierFedAvg, Local, PerMFL, Rows, check_algorithm, parameter
+from polytier import (
+    ALGORITHMS,
+    Algorithm,
+    Children,
+    FedAvg,
+    HierFedAvg,
+    Local,
+    PerMFL,
+    Rows,
+    check_algorithm,
+    parameter,
+)
 
 SHORT = {"device_steps": 2, "team_rounds": 2, "local_rounds": 2, "tune_steps": 2}  # the defaults are long
 

@@ -42,7 +42,12 @@ def test_siblings_are_neighbours_and_names_follow():
     kids, position = tree.kids(2, torch.tensor([2, 0]))
     assert (kids.tolist(), position.tolist()) == ([3, 4, 0, 1], [0, 0, 1, 1])
     assert tree.ancestor(1).tolist() == [0, 0, 0, 1, 1]
-    assert [s.tolist() for s in tree.summed(torch.tensor([1, 2, 4, 8, 16]))] == [[31], [7, 24], [3, 4, 24], [1, 2, 4, 8, 16]]
+    assert [s.tolist() for s in tree.summed(torch.tensor([1, 2, 4, 8, 16]))] == [
+        [31],
+        [7, 24],
+        [3, 4, 24],
+        [1, 2, 4, 8, 16],
+    ]
     flat = tree.flat()
     assert flat.names[1].tolist() == ["p", "q", "r", "s", "t"]
     assert (flat.tier_names, flat.link(1)) == (["server", "device"], "server-device")
@@ -177,7 +182,13 @@ def test_fields_take_their_type():
 def test_a_field_by_tier_needs_every_tier():
     federation = small()
     with pytest.raises(ValueError, match="none is named team"):
-        train(PerMFL(team_rounds={"team1": 2}), federation, "mclr", topology=Topology.build(federation.ids, [0, 0, 1, 1]), **QUICK)
+        train(
+            PerMFL(team_rounds={"team1": 2}),
+            federation,
+            "mclr",
+            topology=Topology.build(federation.ids, [0, 0, 1, 1]),
+            **QUICK,
+        )
 
 
 # -- answers ------------------------------------------------------------------------------------------
@@ -280,7 +291,11 @@ def test_nobody_to_ask_at_an_inner_tier():
     """No team takes part: answers are empty rows, and the server stays where it is."""
 
     federation = small()
-    options = {**QUICK, "topology": Topology.build(federation.ids, [0, 0, 1, 1]), "team_participation": np.zeros((1, 2))}
+    options = {
+        **QUICK,
+        "topology": Topology.build(federation.ids, [0, 0, 1, 1]),
+        "team_participation": np.zeros((1, 2)),
+    }
     for absent in ("skip", "stale"):
         run = train(HierFedAvg(0.1, 1, team_rounds=1), federation, "mclr", absent=absent, **options)
         assert torch.equal(run.row(), run.world.objective.initial)
@@ -305,7 +320,7 @@ class CallsTeams(HierFedAvg):
     [
         ({"batch_size": 0}, "batch size is a whole number of at least 1"),
         ({"workers": 0}, "workers"),
-        ({"tile": -1}, "tile"),
+        ({"tile": 0}, "tile"),
         ({"dtype": "float8"}, "allowed: float32, float64"),
         ({"absent": "late"}, "allowed: skip, stale"),
         ({"codec": "zip"}, "codec 'zip' is unknown; allowed"),

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pipes_engine import Processes
 from torch import Tensor, nn
 
+from pipes_engine import Processes
 from polytier import FedAvg, Federation, HierFedAvg, PerMFL, PFedMe, Topology, train
 from polytier.data.synthetic import quadratics
 from polytier.run import Run
@@ -69,7 +69,8 @@ def test_more_devices_than_a_run_of_blocks():
     """The sums of more than 64 devices are handed on in parts."""
     federation = quadratics(140, 2, seed=2)
     run = {
-        tile: train(FedAvg(0.1, 2), federation, "quadratic", rounds=2, dtype="float64", tile=tile) for tile in (1, 8, 64)
+        tile: train(FedAvg(0.1, 2), federation, "quadratic", rounds=2, dtype="float64", tile=tile)
+        for tile in (1, 8, 64)
     }
     same(run[1], run[8])
     same(run[1], run[64])
@@ -142,7 +143,12 @@ def test_every_node_a_process():
             (FedAvg(0.1, 3), None),
             (PFedMe(0.1, 0.1, device_steps=2, local_rounds=2), None),
         ):
-            settings: dict[str, Any] = {"topology": topology, "batch_size": 4, "device_participation": 0.5, "codec": codec}
+            settings: dict[str, Any] = {
+                "topology": topology,
+                "batch_size": 4,
+                "device_participation": 0.5,
+                "codec": codec,
+            }
             expected = train(algorithm, federation, "mclr", rounds=2, **settings)
             with Training(algorithm, federation, "mclr", **settings) as training:
                 processes.attach(training)

@@ -4,19 +4,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import oracles
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+import oracles
 from polytier import FedAvg, FedAvgFT, Federation, FedProx, HierFedAvg, PerMFL, PFedMe, PFedMT, Topology
 from polytier.algorithms import Local
 from polytier.training import Training
 
 FEATURES, CLASSES = 2, 3
 SETTINGS = settings(
-    deadline=None, max_examples=12, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    deadline=None,
+    max_examples=12,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    phases=[Phase.generate],  # an example trains for up to a second: no shrinking
 )
 
 
@@ -234,11 +239,11 @@ def test_full_and_partial_teams_and_devices(method, teams, devices):
     ends = np.cumsum(sizes)
     x, y = rng.normal(size=(ends[-1], FEATURES)), rng.integers(0, CLASSES, ends[-1])
     bounds = torch.from_numpy(np.stack([ends - sizes, ends, ends, ends], 1))
-    federation = Federation(
-        torch.from_numpy(x), torch.from_numpy(y), bounds, np.arange(16), num_classes=CLASSES
-    )
+    federation = Federation(torch.from_numpy(x), torch.from_numpy(y), bounds, np.arange(16), num_classes=CLASSES)
     topology = Topology.build(federation.ids, np.repeat([0, 1, 2, 3], 4))
-    data = {k: (x[end - size : end], y[end - size : end]) for k, (end, size) in enumerate(zip(ends, sizes, strict=True))}
+    data = {
+        k: (x[end - size : end], y[end - size : end]) for k, (end, size) in enumerate(zip(ends, sizes, strict=True))
+    }
     children = [{"server": [0, 1, 2, 3]}, {k: [4 * k, 4 * k + 1, 4 * k + 2, 4 * k + 3] for k in range(4)}]
     rule = {"all": {}, "half": {"fraction": 0.5}}
     problem = oracles.Problem(data, children, CLASSES, participation=[{}, rule[teams], rule[devices]])
@@ -253,7 +258,12 @@ def test_full_and_partial_teams_and_devices(method, teams, devices):
     if method is HierFedAvg:
         agree(case, HierFedAvg(0.1, 2, team_rounds=2), oracles.hier_fedavg, weights="samples", **fields)
     else:
-        pulls = {"team_lr": {1: dict.fromkeys(range(4), 0.1)}, "server_lr": 0.5, "device_pull": 0.5, "team_pull": {1: 1.5}}
+        pulls = {
+            "team_lr": {1: dict.fromkeys(range(4), 0.1)},
+            "server_lr": 0.5,
+            "device_pull": 0.5,
+            "team_pull": {1: 1.5},
+        }
         algorithm = PerMFL(0.1, 0.1, 0.5, 0.5, 1.5, 2, 2)
         agree(case, algorithm, oracles.permfl, weights="uniform", **fields, **pulls)
 

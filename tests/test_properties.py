@@ -16,7 +16,9 @@ from polytier.participation import Participation
 from polytier.training import Callback, Training
 
 MANY = settings(deadline=None, max_examples=40, derandomize=True, database=None)
-FEW = settings(deadline=None, max_examples=6, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+FEW = settings(
+    deadline=None, max_examples=6, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
 PERMFL = PerMFL(0.1, 0.1, device_steps=2, team_rounds=3)
 
 
@@ -76,7 +78,11 @@ def test_uniform_draws_look_uniform():
     chi2 = float(((counts - 1000) ** 2 / 1000).sum())
     assert 50 < chi2 < 160  # 99 degrees of freedom
     grid = random.uniform(nodes, 2)
-    for other in (random.uniform(random.node_keys(random.key(1, "test"), torch.arange(400)), 2), grid.roll(1, 0), grid.flip(1)):
+    for other in (
+        random.uniform(random.node_keys(random.key(1, "test"), torch.arange(400)), 2),
+        grid.roll(1, 0),
+        grid.flip(1),
+    ):
         correlation = np.corrcoef(grid[:, 0], other[:, 0])[0, 1]
         assert abs(correlation) < 0.15
 
@@ -157,7 +163,9 @@ def test_every_untargeted_call_draws_anew():
 @given(st.permutations(range(6)), st.sampled_from(["permfl", "pfedme", "fedavg-ft"]))
 def test_the_order_of_devices_does_not_matter(order, name):
     kind: type = ALGORITHMS[name]
-    algorithm = kind(**{k: 2 for k in ("device_steps", "team_rounds", "local_rounds") if k in kind.__dataclass_fields__})
+    algorithm = kind(
+        **{k: 2 for k in ("device_steps", "team_rounds", "local_rounds") if k in kind.__dataclass_fields__}
+    )
     sizes, team = [3, 5, 2, 7, 4, 1], np.array([0, 1, 0, 1, 1, 0])
     a, b = make(sizes), make(sizes, order=order)
     shared = {"device_participation": 0.5}
@@ -225,7 +233,7 @@ def test_a_team_that_nobody_answers_keeps_the_model_it_got():
 
 
 def test_pfedmes_personal_model_is_theta_not_w():
-    """theta minimises f + lambda/2 |theta - w|^2 near w; what a device sends up is w, which moved only eta lambda of the way."""
+    """What a device sends up is w, which goes only eta lambda of the way to theta."""
     federation = make([6, 6])
     algorithm = PFedMe(0.1, 0.01, 1.0, 2.0, device_steps=30, local_rounds=1)
     run = quick(algorithm, federation, batch_size=99, rounds=1)
@@ -252,7 +260,12 @@ def test_steps_one_a_node():
     """A device that may not move (a step of 1e-300) stays; the field follows the federation's order, not the tree's."""
     federation = make([3, 5, 2, 7], ids=["p", "q", "r", "s"])
     topology = Topology.build(federation.ids, ["b", "a", "b", "a"])  # the tree has q, s, p, r
-    run = quick(PerMFL((0.1, 1e-300, 0.1, 0.1), (0.1, 0.2), device_steps=2, team_rounds=1), federation, topology=topology, rounds=1)
+    run = quick(
+        PerMFL((0.1, 1e-300, 0.1, 0.1), (0.1, 0.2), device_steps=2, team_rounds=1),
+        federation,
+        topology=topology,
+        rounds=1,
+    )
     assert run.personal is not None
     stays = (run.personal == run.world.objective.initial).all(1)
     assert stays.tolist() == [False, True, False, False]
@@ -308,10 +321,12 @@ def test_float16_halves_the_bytes_and_changes_the_models():
 
 
 def test_the_ledger_equals_a_count_by_hand():
-    """Two rounds: 2 of 4 teams, and in each of 3 team rounds 2 of 3 devices of each; a model is 9 numbers of 4 bytes."""
+    """Two rounds of 2 of 4 teams, each with 2 of its 3 devices in 3 team rounds; a model is 9 numbers of 4 bytes."""
     federation = make([3] * 12)
     topology = Topology.build(federation.ids, np.arange(12) // 3)
-    run = quick(PERMFL, federation, topology=topology, dtype="float32", team_participation=0.5, device_participation=0.7)
+    run = quick(
+        PERMFL, federation, topology=topology, dtype="float32", team_participation=0.5, device_participation=0.7
+    )
     model = 9 * 4
     up_and_down = {"server-team": 2 * 2 * model, "team-device": 2 * 2 * 3 * 2 * model}
     assert run.ledger.total() == {link: {"down": b, "up": b} for link, b in up_and_down.items()}
@@ -338,7 +353,7 @@ def test_padded_batches_equal_the_plain_mean_over_own_samples():
         torch.testing.assert_close(found[k], torch.autograd.grad(loss, row)[0], rtol=0, atol=1e-12)
 
 
-def dropped() -> nn.Module:
+def dropped() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3))
 
@@ -373,8 +388,8 @@ def test_a_diverging_run_names_round_tier_and_nodes():
         quick(PerMFL(100.0, (0.1, 1.7e308), device_steps=1, team_rounds=1), federation, topology=topology)
     assert (caught.value.tier, caught.value.nodes) == ("team", ["b"])
     with pytest.raises(Diverged, match="server has no finite model any more; lower server_lr") as caught:
-        quick(PerMFL(0.1, 0.1, 1e307, device_steps=3, team_rounds=1), make([3, 4]), rounds=9)
-    assert caught.value.round >= 1
+        quick(PerMFL(100.0, 0.1, 1.7e308, device_steps=1), make([3, 4]))
+    assert (caught.value.round, caught.value.tier) == (1, "server")
 
 
 def test_a_run_is_repeated_by_its_seed():

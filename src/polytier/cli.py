@@ -230,7 +230,8 @@ def follow(training: Training, config: Config, folder: Path, quiet: bool, as_jso
     except KeyboardInterrupt:
         raise fail(f"stopped in round {training.round + 1}; go on with: {again}", INTERRUPTED) from None
     except OSError as error:
-        raise fail(f"{folder} cannot be written: {error}; when there is room: {again}", FAULT) from None
+        log.debug("where this came from:", exc_info=error)
+        raise fail(f"stopped by a fault: {error}; when that is mended: {again}", FAULT) from None
     if training.round < config.rounds:
         done = f"interrupted after round {training.round} of {config.rounds}"
         raise fail(f"{done}; go on with: {again}", INTERRUPTED)

@@ -239,8 +239,8 @@ def check_settings(batch_size, eval_every, workers, tile, dtype, on, codec, abse
     for name, value in (
         ("batch size", batch_size),
         ("eval-every", eval_every),
-        ("workers", workers or 1),
-        ("tile", tile or 1),
+        ("workers", 1 if workers is None else workers),
+        ("tile", 1 if tile is None else tile),
     ):
         if not isinstance(value, int | np.integer) or value < 1:
             raise ValueError(f"{name} is a whole number of at least 1; got {value!r}")

@@ -49,14 +49,13 @@ class Batch:
 
 
 def padded_width(samples: int, size: int) -> int:
-    """What a device's batch is padded to: the batch size or, with fewer samples, 1, 4, 16, 64, 128, 256, ...
+    """What a device's batch is padded to: the batch size or, with fewer samples, 1, 64, 128, 256, ...
 
     Few widths, because each one present in a tile is a computation of its own.
     """
-    if samples >= size or samples == 0:
+    if samples >= size or samples <= 1:
         return min(samples, size)
-    bits = (samples - 1).bit_length()
-    return min(size, 1 << (bits if bits > 6 else bits + bits % 2))
+    return min(size, max(64, 1 << (samples - 1).bit_length()))
 
 
 class Batches:

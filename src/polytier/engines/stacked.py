@@ -103,8 +103,10 @@ class Stacked:
     def _runs(self, call: Call) -> Iterator[tuple[int, int, int, Folded | Rows, Tensor]]:
         leaf = call.tier == self.world.topology.leaf
         n = len(call.ids)
+        if n == 0:
+            return
         if not leaf:
-            answer = compute(self.world, call, self.inner_tile or max(n, 1), self.codec)
+            answer = compute(self.world, call, self.inner_tile or n, self.codec)
             yield 0, n, 0, *answer
             return
         runs = cut(call, max(self.tile, RUN) if self.workers == 1 else max(-(-n // self.workers), 1))
