@@ -1,6 +1,6 @@
 """Peak memory of a FedAvg round as devices grow: `solve` holds sums, so what lies beyond the data stays flat.
 
-    python benchmarks/memory.py [--devices 1000 10000 50000]
+python benchmarks/memory.py [--devices 1000 10000 50000]
 """
 
 from __future__ import annotations

@@ -261,9 +261,7 @@ def test_celeba(tmp_path):
     assert source.device is None
     assert source.x[3, :, 0, 0].tolist() == [30, 100, 200]
     assert source.y.tolist() == [0, 1, 1, 0, 1, 1]
-    (tmp_path / "celeba" / "identity_CelebA.txt").write_text(
-        "".join(f"{k:06}.png {k // 2}\n" for k in range(6))
-    )
+    (tmp_path / "celeba" / "identity_CelebA.txt").write_text("".join(f"{k:06}.png {k // 2}\n" for k in range(6)))
     both = SOURCES["celeba"](tmp_path, attributes="Smiling+Male", image_size=4, limit=5)
     assert both.y.tolist() == [[0, 0], [1, 1], [1, 0], [0, 1], [1, 0]]
     assert both.num_classes == 2
@@ -405,18 +403,14 @@ def test_npz_keeps_ids_and_teams(tmp_path):
 
 def test_npz_types(tmp_path):
     file = tmp_path / "OWN.NPZ"
-    np.savez(
-        tmp_path / "a.npz", x=np.zeros((4, 5, 6), np.uint8), y=np.ones(4, bool), device=np.array([b"a"] * 4)
-    )
+    np.savez(tmp_path / "a.npz", x=np.zeros((4, 5, 6), np.uint8), y=np.ones(4, bool), device=np.array([b"a"] * 4))
     (tmp_path / "a.npz").rename(file)
     source = load_npz(file)
     assert source.x.shape == (4, 1, 5, 6)
     assert source.y.tolist() == [1, 1, 1, 1]
     assert source.device is not None
     assert source.device.tolist() == ["a"] * 4
-    assert (
-        build_federation(file, teams=1).inputs(torch.full((1,), 255, dtype=torch.uint8), torch.float32) == 1
-    )
+    assert build_federation(file, teams=1).inputs(torch.full((1,), 255, dtype=torch.uint8), torch.float32) == 1
     tokens = load_npz(save(tmp_path / "t.npz", x=np.arange(12, dtype=">i4").reshape(12, 1)))
     assert tokens.x.dtype == np.int64
     load_npz(save(tmp_path / "more.npz", note=np.array([object()])))  # what nobody asks for is not opened
@@ -618,9 +612,7 @@ def labelled(sizes: list[int]) -> np.ndarray:
 def test_labels_partition(seed, sizes, num_devices, data):
     y = labelled(sizes)
     per_device = data.draw(st.integers(1, len(sizes)))
-    counts = check_dealt(
-        PARTITIONS["labels"](y, num_devices, rng(seed), per_device=per_device), y, num_devices
-    )
+    counts = check_dealt(PARTITIONS["labels"](y, num_devices, rng(seed), per_device=per_device), y, num_devices)
     for device, row in enumerate(counts):
         assert set(np.flatnonzero(row)) == {(device + j) % len(sizes) for j in range(per_device)}
 
@@ -648,9 +640,7 @@ def test_labels_are_rotated_within_a_team():
 
 
 @settings(max_examples=80, deadline=None)
-@given(
-    seeds, counts_of_classes, st.integers(1, 12), st.sampled_from([1e-6, 1e-3, 0.1, 0.5, 10, 1e6]), st.data()
-)
+@given(seeds, counts_of_classes, st.integers(1, 12), st.sampled_from([1e-6, 1e-3, 0.1, 0.5, 10, 1e6]), st.data())
 def test_dirichlet_always_ends_with_the_minimum(seed, sizes, num_devices, alpha, data):
     y = labelled(sizes)
     minimum = data.draw(st.integers(1, len(y) // num_devices))
@@ -1032,9 +1022,7 @@ def test_synthetic_has_devices_of_its_own():
     federation = build_federation("synthetic:alpha=1,beta=1,num_features=7", devices=6, teams=2)
     assert len(federation) == 6
     assert federation.x.shape[1] == 7
-    again = build_federation(
-        "synthetic:alpha=1,beta=1,num_features=7", devices=6, teams=2, partition="labels:2"
-    )
+    again = build_federation("synthetic:alpha=1,beta=1,num_features=7", devices=6, teams=2, partition="labels:2")
     assert ((again.label_counts() > 0).sum(1) == 2).all()
     assert len(build_federation("synthetic")) == 40
     with pytest.raises(ValueError, match="worst decides on labels"):

@@ -9,8 +9,11 @@ number of workers changes a bit, because blocks are fixed by the topology and fo
 from __future__ import annotations
 
 import multiprocessing
+import os
 import shutil
+import signal
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -142,7 +145,7 @@ class Stacked:
                 mp_context=multiprocessing.get_context("spawn"),  # fork is not to be had everywhere
                 initializer=start_worker,
                 initargs=(
-                    replace(self.world, engine=None, batches=None),
+                    replace(self.world, engine=None, batches=None, memory=None),  # opened anew there
                     spec(self.world),
                     self._folder,
                     self.tile,
@@ -233,6 +236,8 @@ def spec(world: World) -> dict[str, Any]:
 
 def start_worker(world: World, shared: dict[str, Any], folder: Path, tile: int, codec: Codec) -> None:
     global _worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent lets the round end
+    threading.Thread(target=end_with_parent, args=(folder,), daemon=True).start()
     torch.set_num_threads(1)  # more threads would change the order of sums inside a product
     federation = replace(
         shared["federation"], x=map_file(folder / "x", *shared["x"]), y=map_file(folder / "y", *shared["y"])
@@ -240,6 +245,15 @@ def start_worker(world: World, shared: dict[str, Any], folder: Path, tile: int, 
     world.batches = Batches(federation, **shared["batches"])
     world.memory = Memory(world.topology, folder)
     _worker = world, tile, codec
+
+
+def end_with_parent(folder: Path) -> None:
+    """A parent that was killed can neither stop its workers, which would wait for ever, nor tidy up."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
 
 
 def work(call: Call) -> tuple[Folded | Rows, Tensor, int]:
