@@ -380,14 +380,14 @@ def test_dropout_is_the_same_in_any_tile_and_off_in_evaluation():
 def test_a_diverging_run_names_round_tier_and_nodes():
     federation = make([3, 5, 2, 7], ids=["p", "q", "r", "s"])
     steps = (0.1, 1e200, 0.1, 0.1)
-    with pytest.raises(Diverged, match="round 1: device q has no finite model any more; lower device_lr") as caught:
+    with pytest.raises(Diverged, match="round 1: the model of device q is no longer finite; lower device_lr") as caught:
         quick(FedAvg(steps, 3), federation, l2=1.0)
     assert (caught.value.round, caught.value.tier, caught.value.nodes) == (1, "device", ["q"])
     topology = Topology.build(federation.ids, ["a", "b", "a", "b"])
     with pytest.raises(Diverged, match="lower team_lr") as caught:
         quick(PerMFL(100.0, (0.1, 1.7e308), device_steps=1, team_rounds=1), federation, topology=topology)
     assert (caught.value.tier, caught.value.nodes) == ("team", ["b"])
-    with pytest.raises(Diverged, match="server has no finite model any more; lower server_lr") as caught:
+    with pytest.raises(Diverged, match="model of server is no longer finite; lower server_lr") as caught:
         quick(PerMFL(100.0, 0.1, 1.7e308, device_steps=1), make([3, 4]))
     assert (caught.value.round, caught.value.tier) == (1, "server")
 

@@ -153,13 +153,14 @@ class Diverged(RuntimeError):
     def __str__(self) -> str:
         some = ", ".join(self.nodes[:5]) + (f" and {len(self.nodes) - 5} more" if len(self.nodes) > 5 else "")
         kind = self.tier.rstrip("0123456789")
-        which = "" if kind == "server" else f" {some}"
+        # devices are the first to show what a team's or the server's step has blown up
         steps = {
-            "device": "device_lr",
-            "team": "team_lr (then device_lr)",
-            "server": "server_lr (then team_lr)",
-        }[kind]
-        return f"diverged in round {self.round}: {self.tier}{which} has no finite model any more; lower {steps}"
+            "device": "device_lr (or team_lr and server_lr, if they are large)",
+            "team": "team_lr, then device_lr",
+            "server": "server_lr, then team_lr",
+        }
+        where = self.tier if kind == "server" else f"{self.tier} {some}"
+        return f"diverged in round {self.round}: the model of {where} is no longer finite; lower {steps[kind]}"
 
 
 @dataclass(frozen=True)
@@ -510,7 +511,7 @@ class Sums:
         return self.sums[""]
 
     def mean(self, weight: str | None = None, empty: Rows | None = None) -> Any:
-        """[m, ...] means, rows like the answers; where nobody answered, `empty` (by default the rows that were sent)."""
+        """[m, ...] means, rows like the answers; where nobody answered, `empty` (by default the rows sent)."""
         empty = self.sent if empty is None else empty
         weight = "" if weight in (None, "uniform") else weight
         if not self.sums:

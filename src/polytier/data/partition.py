@@ -125,16 +125,19 @@ def held_labels(y: Array, num_devices: int, per_device: int, allowed: Mask) -> A
 
 
 def labels(y: Array, num_devices: int, rng: Rng, allowed: Mask = None, *, per_device: int = 2) -> Assignment:
-    """A few labels per device, in very unequal numbers (PerMFL's and pFedMe's experiments).
+    """A few labels per device, and devices of very unequal size (after PerMFL's and pFedMe's experiments).
 
-    Every holder of a label gets 10 samples of it. Then each, in turn, asks for 300 to 599 more (fewer of a label that
-    has not enough for all) and a lognormal(0, 2) share of six sevenths of the rest. As in the papers, it gets all
-    of that or, if less is left, nothing: who comes late may keep the 10, and some samples go to nobody.
+    Every holder of a label gets 10 samples of it, then 300 to 599 more (fewer of a label that has not enough, at
+    most half of its rest), and the rest is shared out in proportion to the devices' sizes, drawn lognormal(0, 2).
+
+    Differs from the papers' code: there each share is drawn anew for each label and served while the label lasts,
+    so that many devices end with 10 samples of one of their labels; here a large device is large in all of them.
     """
     y = one_label(y)
     enough(len(y), num_devices)
     holds = held_labels(y, num_devices, per_device, allowed)
     counts = np.zeros(holds.shape, dtype=np.int64)
+    size = rng.lognormal(0, 2, num_devices)
     for label in np.flatnonzero(holds.any(0)):
         holders, pool = np.flatnonzero(holds[:, label]), int((y == label).sum())
         check(
@@ -143,14 +146,9 @@ def labels(y: Array, num_devices: int, rng: Rng, allowed: Mask = None, *, per_de
         )
         base = min(10, pool // len(holders))
         rest = pool - base * len(holders)
-        extra, share = rng.integers(300, 600, len(holders)), rng.lognormal(0, 2, len(holders))
-        extra = np.minimum(apportion(min(int(extra.sum()), rest // 2), extra), rest // 7)
-        asked = extra + apportion(rest - rest // 7, share)  # a label's only holder gets what it asks for
-        counts[holders, label] = base
-        for device, wish in zip(holders, asked, strict=True):
-            if wish <= rest:
-                counts[device, label] += wish
-                rest -= wish
+        extra = rng.integers(300, 600, len(holders))
+        level = min(int(extra.sum()), rest // 2)
+        counts[holders, label] = base + apportion(level, extra) + apportion(rest - level, size[holders])
     return deal(y, counts, rng)
 
 

@@ -180,8 +180,6 @@ def cut(call: Call, size: int) -> list[tuple[int, int, int]]:
 def compute(world: World, call: Call, tile: int, codec: Codec) -> tuple[Folded | Rows, Tensor]:
     """The answers (or the sums of their blocks) of all receivers, and the bytes each one sent."""
     n = len(call.ids)
-    if n == 0:
-        return (Folded(0, 0, {}, {}) if call.blocks is not None else {}), torch.zeros(0, dtype=torch.int64)
     pieces, nbytes, total = [], [], None
     for start in range(0, n, tile):
         end = min(start + tile, n)
