@@ -124,20 +124,32 @@ def held_labels(y: Array, num_devices: int, per_device: int, allowed: Mask) -> A
     return holds
 
 
+def fitted(size: Array, holds: Array, pools: Array) -> Array:
+    """Sizes scaled so that the holders of every label ask together for about what there is of it.
+
+    Otherwise a device beside a large one would get little of the label they share and much of its others.
+    """
+    for _ in range(100):
+        asked = np.where(holds, size[:, None], 0).sum(0)
+        ratio = np.log(np.maximum(pools, 1)) - np.log(np.maximum(asked, 1e-300))
+        size = size * np.exp(np.where(holds, ratio, 0).sum(1) / holds.sum(1))
+    return size
+
+
 def labels(y: Array, num_devices: int, rng: Rng, allowed: Mask = None, *, per_device: int = 2) -> Assignment:
     """A few labels per device, and devices of very unequal size (after PerMFL's and pFedMe's experiments).
 
     Every holder of a label gets 10 samples of it, then 300 to 599 more (fewer of a label that has not enough, at
     most half of its rest), and the rest is shared out in proportion to the devices' sizes, drawn lognormal(0, 2).
 
-    Differs from the papers' code: there each share is drawn anew for each label and served while the label lasts,
-    so that many devices end with 10 samples of one of their labels; here a large device is large in all of them.
+    Differs from the papers' code: there a share is drawn for each label and served while the label lasts, so that
+    many devices end with 10 samples of one of their labels; here a large device is large in all its labels.
     """
     y = one_label(y)
     enough(len(y), num_devices)
     holds = held_labels(y, num_devices, per_device, allowed)
     counts = np.zeros(holds.shape, dtype=np.int64)
-    size = rng.lognormal(0, 2, num_devices)
+    size = fitted(rng.lognormal(0, 2, num_devices), holds, np.bincount(y, minlength=holds.shape[1]))
     for label in np.flatnonzero(holds.any(0)):
         holders, pool = np.flatnonzero(holds[:, label]), int((y == label).sum())
         check(
