@@ -71,11 +71,11 @@ def measure(algorithm: Algorithm, rows: dict[str, Tensor], local: Local) -> Rows
     """Runs at the devices: the sums of loss and metrics of every model on every split, [n, metrics]."""
     models = {k: v for k, v in rows.items() if not k.startswith(PUBLISHED)}
     models = {**{f"personal{k}": v for k, v in personal(algorithm, rows, local).items()}, **models}
-    return {
-        f"{name}.{split}": measure_split(algorithm, model, split, local)
-        for name, model in models.items()
-        for split in present_splits(local.world)
-    }
+    measured = {}
+    for split in present_splits(local.world):
+        for name, sums in measure_split(algorithm, models, split, local).items():
+            measured[f"{name}.{split}"] = sums
+    return measured
 
 
 def present_splits(world: World) -> list[str]:
@@ -83,21 +83,21 @@ def present_splits(world: World) -> list[str]:
     return [s for s, (start, end) in spans.items() if bool((end > start).any())]
 
 
-def measure_split(algorithm: Algorithm, model: Tensor, split: str, local: Local) -> Tensor:
+def measure_split(algorithm: Algorithm, models: dict[str, Tensor], split: str, local: Local) -> dict[str, Tensor]:
+    """[n, metrics] for each model; a chunk of samples is read once for all of them."""
     world = local.world
     functions = {"loss": world.objective.sample_loss, **world.metrics}
-    total = torch.zeros(len(model), len(functions), dtype=torch.float64)
+    total = {name: torch.zeros(len(local.ids), len(functions), dtype=torch.float64) for name in models}
     start, end = (b[local.rows] for b in world.batches.federation.span(split))
     for part in range(-(-int((end - start).max()) // CHUNK)):
         for group in world.batches.whole(local.rows, split, CHUNK, part).groups:
             some = Local(world, local.tier, local.ids[group.rows], local.clock, quiet=True)
-            outputs = algorithm.predict(model[group.rows], some, group.x).flatten(0, 1)
-            targets, shape = group.y.flatten(0, 1), group.weight.shape
-            inside = group.weight > 0
-            values = [
-                torch.where(inside, f(outputs, targets).reshape(shape), 0).double().sum(1) for f in functions.values()
-            ]
-            total[group.rows] += torch.stack(values, 1).cpu()
+            targets, inside = group.y.flatten(0, 1), group.weight > 0
+            for name, model in models.items():
+                outputs = algorithm.predict(model[group.rows], some, group.x).flatten(0, 1)
+                values = [f(outputs, targets).reshape(inside.shape) for f in functions.values()]
+                sums = [torch.where(inside, v, 0).double().sum(1) for v in values]
+                total[name][group.rows] += torch.stack(sums, 1).cpu()
     return total
 
 

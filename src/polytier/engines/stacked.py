@@ -43,7 +43,7 @@ from polytier.ledger import Ledger
 from polytier.memory import Memory, map_file, map_tensor
 
 RUN = 64  # devices that are summed before their blocks are handed on
-TILE_BYTES = 8 << 20  # what a tile may touch in a step, so that it stays in cache
+TILE_BYTES = 16 << 20  # what a tile may touch in a step, so that it stays in cache
 
 
 class WorkerLost(RuntimeError):
@@ -181,8 +181,10 @@ def compute(world: World, call: Call, tile: int, codec: Codec) -> tuple[Folded |
     """The answers (or the sums of their blocks) of all receivers, and the bytes each one sent."""
     n = len(call.ids)
     pieces, nbytes, total = [], [], None
-    for start in range(0, n, tile):
-        end = min(start + tile, n)
+    even = -(-n // -(-n // tile))  # tiles of about the same size, in fours as graphs are traced
+    size = min(tile, -(-even // 4) * 4)
+    for start in range(0, n, size):
+        end = min(start + size, n)
         answer = execute(world, call, start, end)
         if not call.quiet:
             answer = map_rows(codec.through, answer)
@@ -202,8 +204,7 @@ def default_tile(world: World) -> int:
     samples = min(world.batch_size, int(federation.samples.max()))
     inputs = federation.x[0].numel() * samples
     touched = width * (4 * world.objective.dimension + 2 * inputs)
-    tile = max(4, min(64, TILE_BYTES // max(touched, 1)))
-    return 1 << (tile.bit_length() - 1)
+    return max(4, min(64, TILE_BYTES // max(touched, 1)) // 4 * 4)
 
 
 # -- worker processes ---------------------------------------------------------------------------------
