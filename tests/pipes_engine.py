@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polytier.algorithm import Algorithm, Call, Children, Rows, World, as_dict, cat_rows, execute, fold, map_rows
+from polytier.algorithm import Algorithm, Call, Children, World, execute
 from polytier.codec import CODECS, Codec
 from polytier.data.federation import Federation
 from polytier.ledger import Ledger
 from polytier.memory import Memory
+from polytier.rows import Rows, as_dict, cat_rows, fold, map_rows
 from polytier.topology import Topology
 from polytier.training import Training
 

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from polytier import Algorithm, Children, FedAvg, Federation, HierFedAvg, Local, PerMFL, Rows, Topology, train
 from polytier import checkpoint as checkpoints
-from polytier.algorithm import BLOCK, Answers, describe_range, fold, share_of_samples, starts_of
+from polytier.fields import describe_range
 from polytier.ledger import Ledger
 from polytier.memory import Memory
 from polytier.participation import Participation
+from polytier.rows import BLOCK, Answers, fold, share_of_samples, starts_of
 from polytier.topology import nested
 from polytier.training import Training
 

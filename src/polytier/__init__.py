@@ -4,11 +4,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polytier.algorithm import Algorithm, Children, Diverged, Local, Rows, parameter
+    from polytier.algorithm import Algorithm, Children, Diverged, Local
     from polytier.algorithms import ALGORITHMS, FedAvg, FedAvgFT, FedProx, HierFedAvg, PerMFL, PFedMe, PFedMT
+    from polytier.callbacks import MLflow, Progress, RunFolder, TensorBoard
     from polytier.contract import check_algorithm
     from polytier.data.build import build_federation
     from polytier.data.federation import Federation
+    from polytier.fields import Step, parameter
+    from polytier.rows import Rows
     from polytier.run import Run
     from polytier.topology import Topology
     from polytier.training import Callback, train
@@ -16,13 +19,16 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {  # imported when asked for: torch takes seconds
-    "polytier.algorithm": ("Algorithm", "Children", "Diverged", "Local", "Rows", "parameter"),
+    "polytier.algorithm": ("Algorithm", "Children", "Diverged", "Local"),
     "polytier.algorithms": (
         "ALGORITHMS", "FedAvg", "FedAvgFT", "FedProx", "HierFedAvg", "PFedMT", "PFedMe", "PerMFL",
     ),
+    "polytier.callbacks": ("MLflow", "Progress", "RunFolder", "TensorBoard"),
     "polytier.contract": ("check_algorithm",),
     "polytier.data.build": ("build_federation",),
     "polytier.data.federation": ("Federation",),
+    "polytier.fields": ("Step", "parameter"),
+    "polytier.rows": ("Rows",),
     "polytier.run": ("Run",),
     "polytier.topology": ("Topology",),
     "polytier.training": ("Callback", "train"),
@@ -31,8 +37,8 @@ _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "ALGORITHMS", "Algorithm", "Callback", "Children", "Diverged", "FedAvg", "FedAvgFT", "FedProx", "Federation",
-    "HierFedAvg", "Local", "PFedMT", "PFedMe", "PerMFL", "Rows", "Run", "Topology", "build_federation",
-    "check_algorithm", "parameter", "train",
+    "HierFedAvg", "Local", "MLflow", "PFedMT", "PFedMe", "PerMFL", "Progress", "Rows", "Run", "RunFolder", "Step",
+    "TensorBoard", "Topology", "build_federation", "check_algorithm", "parameter", "train",
 ]  # fmt: skip
 
 

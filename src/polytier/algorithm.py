@@ -13,84 +13,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from polytier import random
 from polytier.data.batches import Batch, Batches, Walk
+from polytier.fields import Step, check_value
 from polytier.memory import Memory
 from polytier.objective import Objective
 from polytier.participation import Participation
+from polytier.rows import BLOCK, Answers, Rows, Sums, as_dict, cat_rows, fold, map_rows, share_of_samples, starts_of
 from polytier.topology import Topology
-
-Rows = Tensor | dict[str, Tensor]  # [nodes, ...], any trailing shape and dtype
-Step = float | Sequence[float] | Mapping[str, Any]  # one number, one a node, or either by tier name
-BLOCK = 8  # children are summed in blocks of this many, by rank, whatever the tile or worker
-
-
-# -- hyper-parameters ---------------------------------------------------------------------------------
-
-
-def parameter(
-    default: Any, letter: str, meaning: str, *, above: float | None = None, least: float | None = None,
-    most: float | None = None, choices: Sequence[str] | None = None, per: str = "",
-) -> Any:  # fmt: skip
-    """A field of a method: its default, the paper's letter, what it means, and its range.
-
-    `per="tier"`: may also be given by tier name; `per="node"`: by tier name, or one value a node.
-    """
-    limits = {"above": above, "least": least, "most": most, "choices": choices, "per": per}
-    return dataclasses.field(default=default, metadata={"letter": letter, "meaning": meaning, **limits})
-
-
-def describe_range(meta: Mapping[str, Any]) -> str:
-    if meta["choices"]:
-        return " | ".join(meta["choices"])
-    low = (
-        f"> {meta['above']:g}"
-        if meta["above"] is not None
-        else f">= {meta['least']:g}"
-        if meta["least"] is not None
-        else ""
-    )
-    high = f"<= {meta['most']:g}" if meta["most"] is not None else ""
-    return ", ".join(filter(None, (low, high)))
-
-
-def check_value(name: str, value: Any, default: Any, meta: Mapping[str, Any]) -> Any:
-    """The value in the field's type, or a ValueError that says what is allowed."""
-    if isinstance(value, Mapping):
-        if not meta["per"]:
-            raise ValueError(f"{name} is one value for the whole run; got {dict(value)}")
-        return {str(k): check_value(f"{name}.{k}", v, default, meta) for k, v in value.items()}
-    if isinstance(value, list | tuple | np.ndarray):
-        if meta["per"] != "node":
-            raise ValueError(f"{name} is one value{' a tier' if meta['per'] else ''}; got {len(value)} values")
-        return tuple(check_value(name, v, default, meta) for v in value)
-    if meta["choices"]:
-        if value not in meta["choices"]:
-            raise ValueError(f"{name} = {value!r}; allowed: {describe_range(meta)}")
-        return value
-    kind = type(default)
-    try:
-        if isinstance(value, bool) != (kind is bool):
-            raise ValueError
-        number = kind(value)
-        if number != float(value) or not np.isfinite(number):
-            raise ValueError
-    except (TypeError, ValueError):
-        what = {int: "a whole number", bool: "true or false"}.get(kind, "a number")
-        raise ValueError(f"{name} = {value!r} is not {what}") from None
-    low, least, most = meta["above"], meta["least"], meta["most"]
-    if (
-        (low is not None and number <= low)
-        or (least is not None and number < least)
-        or (most is not None and number > most)
-    ):
-        raise ValueError(f"{name} = {value} is out of range; allowed: {describe_range(meta)}")
-    return number
-
 
 # -- a method -----------------------------------------------------------------------------------------
 
@@ -460,157 +393,7 @@ class Local(Node):
         return self.world.objective.outputs(theta, inputs)
 
 
-# -- answers ------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Folded:
-    """Sums of blocks first .. first + count: by weight, the weighted sum of the answers and of the weights."""
-
-    first: int
-    count: int
-    sums: dict[str, Rows]
-    totals: dict[str, Tensor]
-
-
-@dataclass
-class Sums:
-    """Answers summed by parent. `mean(weight)`: "samples", a field [n] of the answers, or None: all alike."""
-
-    sent: Rows
-    num: int
-    sums: dict[str, Rows]
-    totals: dict[str, Tensor]
-
-    @classmethod
-    def zeros(cls, sent: Rows, num: int):
-        return cls(sent, num, {}, {})
-
-    def add(self, folded: Folded, parent: Tensor) -> None:
-        """Add blocks, in order, to their parents' sums."""
-        for weight, rows in folded.sums.items():
-            if weight not in self.sums:
-                self.sums[weight] = map_rows(lambda r: r.new_zeros((self.num, *r.shape[1:])), rows)
-                self.totals[weight] = folded.totals[weight].new_zeros(self.num)
-            for field, value in as_dict(rows).items():
-                as_dict(self.sums[weight])[field].index_add_(0, parent, value)
-            self.totals[weight].index_add_(0, parent, folded.totals[weight])
-
-    def __getitem__(self, field: str) -> Sums:
-        """The sums of one field of the answers."""
-        sums: dict[str, Rows] = {w: rows[field] for w, rows in self.sums.items() if isinstance(rows, dict)}
-        sent = self.sent[field] if isinstance(self.sent, dict) and field in self.sent else {}
-        return Sums(sent, self.num, sums, self.totals)
-
-    @property
-    def count(self) -> Tensor:
-        """[m] how many answered."""
-        return self.totals[""].long() if self.totals else torch.zeros(self.num, dtype=torch.int64)
-
-    def sum(self) -> Rows:
-        return self.sums[""]
-
-    def mean(self, weight: str | None = None, empty: Rows | None = None) -> Any:
-        """[m, ...] means, rows like the answers; where nobody answered, `empty` (by default the rows sent)."""
-        empty = self.sent if empty is None else empty
-        weight = "" if weight in (None, "uniform") else weight
-        if not self.sums:
-            return empty
-        if weight not in self.sums:
-            raise ValueError(f"the answers have no weight {weight!r}; there are {', '.join(filter(None, self.sums))}")
-        total = self.totals[weight]
-        some = total > 0
-
-        def divide(rows: Tensor, instead: Tensor | None) -> Tensor:
-            shape = (-1, *[1] * (rows.ndim - 1))
-            if some.all():
-                return rows / total.reshape(shape).to(rows.dtype)
-            if instead is None:
-                raise ValueError("nobody answered some parent and the answers are not like the rows sent: give empty=")
-            return torch.where(
-                some.reshape(shape), rows / total.clamp(min=1e-300).reshape(shape).to(rows.dtype), instead
-            )
-
-        sums = self.sums[weight]
-        if isinstance(sums, dict):
-            fallback = empty if isinstance(empty, dict) else {}
-            return {k: divide(r, fallback.get(k)) for k, r in sums.items()}
-        return divide(sums, empty if isinstance(empty, Tensor) else None)
-
-
-@dataclass
-class Answers(Sums):
-    """The answers themselves: rows [k, ...] of the children `ids` [k]; `parent` [k] is their parent's position."""
-
-    rows: Rows = dataclasses.field(default_factory=dict)
-    ids: Tensor = dataclasses.field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    parent: Tensor = dataclasses.field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    samples: Tensor = dataclasses.field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-
-    def grouped(self, by: Tensor, groups: int, empty: Rows) -> Sums:
-        """Summed by another grouping than the parent: `by` [k] in 0 .. groups-1."""
-        order = torch.argsort(by, stable=True)
-        sums = Sums.zeros(empty, groups)
-        rows = map_rows(lambda r: r[order], self.rows)
-        if len(by):
-            sums.add(
-                fold(rows, share_of_samples(self.samples[order], by[order]), by[order], groups),
-                torch.arange(groups),
-            )
-        return sums
-
-
-def starts_of(blocks: Tensor) -> Tensor:
-    """Where each block starts; blocks [k] are numbered 0, 0, .., 1, 1, .."""
-    return torch.searchsorted(blocks, torch.arange(int(blocks[-1]) + 1 if len(blocks) else 0))
-
-
-def share_of_samples(samples: Tensor, position: Tensor) -> Tensor:
-    """[k] each answer's share of the samples of its parent's answers: a single answer weighs exactly 1."""
-    total = torch.zeros(int(position.max()) + 1 if len(position) else 0, dtype=torch.int64)
-    total.index_add_(0, position, samples)
-    return samples.double() / total[position].double()
-
-
-def fold(rows: Rows, shares: Tensor, blocks: Tensor, num: int | None = None, total: Folded | None = None) -> Folded:
-    """Sum rows [k, ...] into blocks, in order: plainly, by samples, and by every field that is one number a node.
-
-    Goes on with `total` if there is one, so that tiles may end anywhere.
-    """
-    size = int(blocks[-1]) + 1 if num is None else num
-    fields = {k: v for k, v in as_dict(rows).items() if k and v.ndim == 1 and v.is_floating_point()}
-    weights = {"": None, "samples": shares, **fields}
-    if total is None:
-        zeros = {w: map_rows(lambda r: r.new_zeros((size, *r.shape[1:])), rows) for w in weights}
-        total = Folded(0, size, zeros, {w: torch.zeros(size, dtype=torch.float64) for w in weights})
-    for name, weight in weights.items():
-        sums = as_dict(total.sums[name])
-        for field, value in as_dict(rows).items():
-            if weight is not None and value.is_floating_point():
-                value = value * weight.to(value.dtype).reshape(-1, *[1] * (value.ndim - 1))
-            sums[field].index_add_(0, blocks, value)
-        ones = torch.ones(len(blocks), dtype=torch.float64) if weight is None else weight.double()
-        total.totals[name].index_add_(0, blocks, ones)
-    return total
-
-
-# -- rows ---------------------------------------------------------------------------------------------
-
-
-def as_dict(rows: Rows) -> dict[str, Tensor]:
-    """A plain tensor is the field ""."""
-    return rows if isinstance(rows, dict) else {"": rows}
-
-
-def map_rows(function: Callable[[Tensor], Tensor], rows: Rows) -> Rows:
-    return {k: function(v) for k, v in rows.items()} if isinstance(rows, dict) else function(rows)
-
-
-def cat_rows(pieces: Sequence[Rows]) -> Rows:
-    first = pieces[0]
-    if isinstance(first, dict):
-        return {k: torch.cat([as_dict(p)[k] for p in pieces]) for k in first}
-    return torch.cat([p for p in pieces if isinstance(p, Tensor)])
+# -- how a call is run --------------------------------------------------------------------------------
 
 
 def check_finite(node: Node, rows: Rows) -> None:

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from polytier import checkpoint
-from polytier.algorithm import Algorithm, Node, Rows, as_dict, map_rows
+from polytier.algorithm import Algorithm, Node
 from polytier.data.federation import Federation
 from polytier.engines.loopback import Loopback
+from polytier.rows import Rows, as_dict, map_rows
 from polytier.training import Callback, Training
 
 ALONE = "a program treats each row by itself: no mean or sum over the first axis, no x @ M"

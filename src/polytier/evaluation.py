@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polytier.algorithm import Algorithm, Call, Clock, Local, Rows, World, cat_rows
+from polytier.algorithm import Algorithm, Call, Clock, Local, World
 from polytier.data.federation import SPLITS
+from polytier.rows import Rows, cat_rows
 
 PUBLISHED = "published."
 CHUNK = 512  # samples of a device that are put through the model at once

@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from polytier import checkpoint
-from polytier.algorithm import Algorithm, Rows, World
+from polytier.algorithm import Algorithm, World
 from polytier.algorithms import ALGORITHMS
 from polytier.config import PYTHON, make_algorithm, plain, to_toml
 from polytier.data.batches import Batches
@@ -41,6 +41,7 @@ from polytier.models import make_model
 from polytier.objective import Objective
 from polytier.participation import Participation
 from polytier.report.files import read_config, read_history, read_json
+from polytier.rows import Rows
 from polytier.run import Run
 from polytier.topology import Topology
 from polytier.training import default_loss

@@ -57,7 +57,7 @@ def print_list(console: Console, kind: str, name: str | None) -> None:
 
 
 def fields_table(algorithm: type) -> Any:
-    from polytier.algorithm import describe_range
+    from polytier.fields import describe_range
 
     spread = {"tier": "; or by tier", "node": "; or by tier, or one a node"}
     rows = [

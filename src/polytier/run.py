@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polytier.algorithm import Algorithm, Call, Clock, Rows, World, execute
+from polytier.algorithm import Algorithm, Call, Clock, World, execute
 from polytier.data.federation import Federation
 from polytier.evaluation import Evaluation, personal, personal_models, shared_rows
 from polytier.ledger import Ledger
 from polytier.memory import Memory
+from polytier.rows import Rows
 from polytier.topology import Topology
 
 if TYPE_CHECKING:

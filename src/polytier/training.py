@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polytier.algorithm import Algorithm, Children, Clock, Rows, World, check_finite
+from polytier.algorithm import Algorithm, Children, Clock, World, check_finite
 from polytier.checkpoint import pack, unpack
 from polytier.codec import CODECS
 from polytier.data.batches import Batches
@@ -32,6 +32,7 @@ from polytier.objective import (
     squared_error,
 )
 from polytier.participation import Participation
+from polytier.rows import Rows
 from polytier.run import Run
 from polytier.topology import Topology
 

@@ -13,7 +13,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from polytier.algorithm import Algorithm, Children, Local, Rows, Step, parameter
+from polytier.algorithm import Algorithm, Children, Local
+from polytier.fields import Step, parameter
+from polytier.rows import Rows
 from polytier.solvers import sgd
 
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from polytier.algorithm import Local, Rows, parameter
+from polytier.algorithm import Local
 from polytier.algorithms.fedavg import FedAvg
+from polytier.fields import parameter
+from polytier.rows import Rows
 from polytier.solvers import sgd
 
 

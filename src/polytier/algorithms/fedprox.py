@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from polytier.algorithm import Local, parameter
+from polytier.algorithm import Local
 from polytier.algorithms.fedavg import FedAvg
+from polytier.fields import parameter
 from polytier.solvers import proximal_sgd
 
 

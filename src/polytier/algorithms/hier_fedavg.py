@@ -16,8 +16,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from polytier.algorithm import Children, Step, parameter
+from polytier.algorithm import Children
 from polytier.algorithms.fedavg import FedAvg
+from polytier.fields import Step, parameter
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from polytier.algorithm import Algorithm, Children, Rows, Step, parameter
+from polytier.algorithm import Algorithm, Children
 from polytier.algorithm import Local as Device
+from polytier.fields import Step, parameter
+from polytier.rows import Rows
 from polytier.solvers import sgd
 
 

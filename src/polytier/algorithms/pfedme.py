@@ -22,7 +22,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from polytier.algorithm import Algorithm, Children, Local, Step, parameter
+from polytier.algorithm import Algorithm, Children, Local
+from polytier.fields import Step, parameter
 from polytier.solvers import proximal_sgd
 
 

@@ -9,8 +9,8 @@ Loops printed 0 .. L are L steps. Symbols and fields are PerMFL's.
 
 from dataclasses import dataclass
 
-from polytier.algorithm import Step, parameter
 from polytier.algorithms.permfl import PerMFL
+from polytier.fields import Step, parameter
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polytier.algorithm import Call, World, cat_rows, execute, fold, map_rows
+from polytier.algorithm import Call, World, execute
 from polytier.codec import Codec
+from polytier.rows import cat_rows, fold, map_rows
 
 
 class Loopback:

@@ -27,22 +27,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polytier.algorithm import (
-    Call,
-    Folded,
-    Rows,
-    World,
-    as_dict,
-    cat_rows,
-    execute,
-    fold,
-    map_rows,
-    starts_of,
-)
+from polytier.algorithm import Call, World, execute
 from polytier.codec import Codec
 from polytier.data.batches import Batches
 from polytier.ledger import Ledger
 from polytier.memory import Memory, map_file, map_tensor
+from polytier.rows import Folded, Rows, as_dict, cat_rows, fold, map_rows, starts_of
 
 RUN = 64  # devices that are summed before their blocks are handed on
 TILE_BYTES = 16 << 20  # what a tile may touch in a step, so that it stays in cache
