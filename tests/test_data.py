@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from polytier.data import sources
 from polytier.data.build import bind, build_federation, own_arguments, spec
 from polytier.data.federation import Federation
+from polytier.data.own import from_huggingface, load_npz
 from polytier.data.partition import PARTITIONS, apportion
-from polytier.data.sources import SOURCES, Source, from_huggingface, load_npz
+from polytier.data.sources import SOURCES, Source
 from polytier.data.synthetic import quadratics, synthetic
 from polytier.data.teams import FORMATIONS
 

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from polytier.data.sources import own_column, reading
+from polytier.data.own import own_column
+from polytier.data.sources import reading
 from polytier.folder import about_inputs, atomic, dtype_name, write_tensors
 from polytier.run import Run, Scaled
 

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from polytier.data.federation import Federation, one_a_device
+from polytier.data.own import load_npz
 from polytier.data.partition import PARTITIONS, Assignment, column
-from polytier.data.sources import SOURCES, Source, load_npz, synthetic_devices
+from polytier.data.sources import SOURCES, Source, synthetic_devices
 from polytier.data.teams import FORMATIONS
 
 FORM, SHARE = 0xB1, 0xB2  # what a stage's random numbers are for
