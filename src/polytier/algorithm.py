@@ -180,9 +180,14 @@ class Node:
         return self.clock.round
 
     @property
+    def device(self) -> torch.device:
+        """Where this node computes: devices on the accelerator, if there is one; all others on the CPU."""
+        return torch.device("cpu")
+
+    @property
     def initial(self) -> Tensor:
         """[n, d] the model that every node starts from."""
-        return self.world.objective.initial.expand(len(self.ids), -1)
+        return self.world.objective.initial.to(self.device).expand(len(self.ids), -1)
 
     @property
     def samples(self) -> Tensor:
@@ -191,30 +196,31 @@ class Node:
 
     def memory(self, name: str, default: Tensor) -> Tensor:
         """Named rows that last from round to round; `default` at nodes that kept none yet."""
-        return self.world.memory.read(self.tier, name, self.ids, default)
+        return self.world.memory.read(self.tier, name, self.ids, default.cpu()).to(self.device)
 
     def keep(self, **rows: Tensor) -> None:
         """Keep named rows; "model" is what is evaluated at this tier."""
         if not self.quiet:
             for name, value in rows.items():
                 check_finite(self, value)
-                self.world.memory.write(self.tier, name, self.ids, value)
+                self.world.memory.write(self.tier, name, self.ids, value.cpu())
 
     def uniform(self, purpose: str, k: int = 1) -> Tensor:
         """[n, k] draws in [0, 1), each node its own."""
         base = random.key(self.world.seed, purpose, self.clock.round, self.clock.call)
-        return random.uniform(random.node_keys(base, self.world.topology.keys[self.tier][self.ids]), k)
+        keys = random.node_keys(base, self.world.topology.keys[self.tier][self.ids])
+        return random.uniform(keys, k).to(self.device)
 
     def shared(self, purpose: str, k: int = 1) -> Tensor:
         """[k] draws in [0, 1), the same at all nodes of the round."""
         base = random.key(self.world.seed, purpose, self.clock.round)
-        return random.uniform(torch.tensor([random.signed(base)]), k)[0]
+        return random.uniform(torch.tensor([random.signed(base)]), k)[0].to(self.device)
 
     def columns(self, pattern: str) -> Tensor:
         """[d] True where the parameter's name fits the pattern, e.g. "head.*"."""
         objective = self.world.objective
         fits = [fnmatch.fnmatch(name, pattern) for name in objective.names]
-        return torch.repeat_interleave(torch.tensor(fits), torch.tensor(objective.sizes))
+        return torch.repeat_interleave(torch.tensor(fits), torch.tensor(objective.sizes)).to(self.device)
 
     def value(self, field: Step, tier: int | None = None) -> Any:
         """A field for these nodes: a number, or a column [n, 1] if it is one a node. `tier` reads another tier's."""
@@ -232,7 +238,7 @@ class Node:
             raise ValueError(f"{name}: a field with one number a node needs {size}; got {len(field)}")
         # devices are numbered as in the federation, whatever team they are in
         places = self.world.topology.order[self.ids] if self.tier == self.world.topology.leaf else self.ids
-        return torch.tensor(field, dtype=self.world.objective.dtype)[places].unsqueeze(1)
+        return torch.tensor(field, dtype=self.world.objective.dtype)[places].unsqueeze(1).to(self.device)
 
 
 class Children(Node):
@@ -362,6 +368,10 @@ class Local(Node):
         self.rows = world.topology.order[ids]  # their place in the federation
         self._walks: dict[tuple[int, str], Walk] = {}
 
+    @property
+    def device(self) -> torch.device:
+        return self.world.objective.device
+
     def batch(self, size: int | None = None, stream: str = "") -> Batch:
         """The next mini-batch of each device; a named stream walks on its own."""
         size = self.world.batch_size if size is None else size
@@ -410,8 +420,8 @@ def check_finite(node: Node, rows: Rows) -> None:
 def execute(world: World, call: Call, start: int, end: int) -> Rows:
     """Run a call's program at its receivers start .. end."""
     algorithm, leaf, ids = world.algorithm, world.topology.leaf, call.ids[start:end]
-    rows = map_rows(lambda r: r[call.sender[start:end]], call.rows)
     node = (Local if call.tier == leaf else Children)(world, call.tier, ids, call.clock, call.quiet)
+    rows = map_rows(lambda r: r[call.sender[start:end]].to(node.device), call.rows)
     if isinstance(call.method, str):
         name = ("device" if call.tier == leaf else "team") if call.method == "solve" else call.method
         answer = getattr(algorithm, name)(rows, node)
@@ -423,4 +433,4 @@ def execute(world: World, call: Call, start: int, end: int) -> Rows:
             raise ValueError(f"{type(algorithm).__name__}.{name} was given {len(ids)} rows and answered {len(value)}")
     if not call.quiet:
         check_finite(node, answer)
-    return answer
+    return map_rows(lambda r: r.cpu(), answer)

@@ -41,7 +41,7 @@ def seconds_a_round(training: Training, workers: int) -> float | None:
 def seconds_a_step(world: World) -> float:
     """Of one device in a tile: draw a batch, take its gradient, step."""
     rows = torch.arange(min(default_tile(world), len(world.batches.federation)))
-    theta = world.objective.initial.expand(len(rows), -1).clone()
+    theta = world.objective.initial.to(world.objective.device).expand(len(rows), -1).clone()
     walk = world.batches.walk(rows, 0, 0, world.batch_size)
     world.objective.grad(theta, walk.next())  # traces the graph, which the run then uses
     started = time.perf_counter()

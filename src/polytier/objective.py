@@ -62,6 +62,7 @@ class Objective:
     ) -> None:
         self.module = copy.deepcopy(module).to(device=device, dtype=dtype)
         self.sample_loss, self.l2, self.dtype, self.batching = loss, l2, dtype, batching
+        self.device = torch.device(device)
         parameters = dict(self.module.named_parameters())
         if not parameters:
             raise ValueError("the model has no parameters to train")
@@ -69,7 +70,7 @@ class Objective:
         self.shapes = [tuple(p.shape) for p in parameters.values()]
         self.sizes = [p.numel() for p in parameters.values()]
         self.dimension = sum(self.sizes)
-        self.initial = torch.cat([p.detach().reshape(-1) for p in parameters.values()])  # [d]
+        self.initial = torch.cat([p.detach().reshape(-1) for p in parameters.values()]).cpu()  # [d]
         self.dropouts = key_dropouts(self.module)
         self.module.requires_grad_(False)
         self._compiled: dict[Any, Callable] = {}
@@ -208,7 +209,7 @@ def drop_idle(graph: Any) -> None:
 def choose_batching(objective: Objective, batch: Batch, generator_key: int = 0) -> str:
     """The fastest batching whose rows do not depend on their neighbours, to the bit; tried on a real batch."""
     noise = random.uniform(random.node_keys(generator_key, torch.arange(batch.num_rows)), objective.dimension)
-    theta = objective.initial + (0.1 * (noise - 0.5)).to(objective.dtype)
+    theta = (objective.initial + (0.1 * (noise - 0.5)).to(objective.dtype)).to(objective.device)
     found = "eager"
     for batching in ("stacked", "single"):
         objective.batching = batching
