@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polytier.algorithm import Algorithm, Call, Clock, Local, World
 from polytier.data.federation import SPLITS
-from polytier.rows import Rows, cat_rows
+from polytier.rows import Rows, as_dict, cat_rows
 
 PUBLISHED = "published."
 CHUNK = 512  # samples of a device that are put through the model at once
@@ -147,8 +147,11 @@ def shared_rows(world: World, state: Rows) -> tuple[dict[str, Tensor], Tensor]:
     everywhere = algorithm.global_model(state)
     if everywhere is not None:
         rows["global"] = everywhere.expand(num, -1)
-    published = algorithm.publish(state)
-    if published is not None:
-        fields = published if isinstance(published, dict) else {"": published}
-        rows |= {f"{PUBLISHED}{k}": v.expand(num, *v.shape[1:]) for k, v in fields.items()}
+    rows |= {k: v.expand(num, *v.shape[1:]) for k, v in published_rows(algorithm, state).items()}
     return rows, topology.parents[topology.leaf]
+
+
+def published_rows(algorithm: Algorithm, state: Rows) -> dict[str, Tensor]:
+    """[1, ...] what the method gives every device for its personal model, as fields of a message."""
+    published = algorithm.publish(state)
+    return {} if published is None else {f"{PUBLISHED}{k}": v for k, v in as_dict(published).items()}

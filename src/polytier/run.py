@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from polytier.algorithm import Algorithm, Call, Clock, World, execute
 from polytier.data.federation import Federation
-from polytier.evaluation import Evaluation, personal, personal_models, shared_rows
+from polytier.evaluation import Evaluation, personal, personal_models, published_rows, shared_rows
 from polytier.ledger import Ledger
 from polytier.memory import Memory
 from polytier.rows import Rows
@@ -136,13 +136,10 @@ class Run:
             batches=self.world.batches.over(newcomer),
         )  # fmt: skip
         world.__dict__.pop("samples", None)
-        one, zero = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-        clock = Clock(len(self.history))
-        execute(world, Call(1, one, "solve", clock, {} if sent is None else sent, zero), 0, 1)
-        published = self.algorithm.publish(self.state)
-        fields = {} if published is None else published if isinstance(published, dict) else {"": published}
-        rows = {f"published.{k}": v for k, v in fields.items()}
-        made: Any = execute(world, Call(1, one, personal, clock, rows, zero, quiet=True), 0, 1)
+        first, clock = torch.zeros(1, dtype=torch.int64), Clock(len(self.history))
+        execute(world, Call(1, first, "solve", clock, {} if sent is None else sent, first), 0, 1)
+        rows = published_rows(self.algorithm, self.state)
+        made: Any = execute(world, Call(1, first, personal, clock, rows, first, quiet=True), 0, 1)
         if not made:
             raise ValueError(f"{type(self.algorithm).__name__} has no personal models to adapt")
         return self.as_module(made[""][0])

@@ -57,12 +57,6 @@ class Stacked:
         self._folder: Path | None = None
         self.use_workers(workers)
 
-    def __enter__(self) -> Stacked:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def use_workers(self, workers: int) -> None:
         """From now on compute devices in this many processes; data and memory move into files they share."""
         if workers > 1 and self._folder is None:
@@ -81,19 +75,12 @@ class Stacked:
     def deliver(self, call: Call) -> Iterator[Any]:
         if not call.quiet and len(call.ids):
             call = replace(call, rows=map_rows(self.codec.through, call.rows))
-            self._count(
-                call.tier,
-                "down",
-                call.ids,
-                message_bytes(self.codec, call.rows, int(call.sender.max()) + 1)[call.sender],
-            )
+            nbytes = message_bytes(self.codec, call.rows, int(call.sender.max()) + 1)
+            self.ledger.add(call.tier, "down", call.ids, nbytes[call.sender])
         for start, end, first, answer, nbytes in self._runs(call):
             if not call.quiet:
-                self._count(call.tier, "up", call.ids[start:end], nbytes)
+                self.ledger.add(call.tier, "up", call.ids[start:end], nbytes)
             yield replace(answer, first=first) if isinstance(answer, Folded) else answer
-
-    def _count(self, tier: int, way: str, ids: Tensor, nbytes: Tensor) -> None:
-        self.ledger.add(tier, way, ids, nbytes)
 
     def _runs(self, call: Call) -> Iterator[tuple[int, int, int, Folded | Rows, Tensor]]:
         leaf = call.tier == self.world.topology.leaf
@@ -104,7 +91,7 @@ class Stacked:
             answer = compute(self.world, call, self.inner_tile or n, self.codec)
             yield 0, n, 0, *answer
             return
-        runs = cut(call, max(self.tile, RUN) if self.workers == 1 else max(-(-n // self.workers), 1))
+        runs = cut(call, min(-(-n // self.workers), max(self.tile, RUN)))
         if self.workers == 1 or len(runs) == 1:
             for start, end, first in runs:
                 yield start, end, first, *compute(self.world, call.part(start, end), self.tile, self.codec)
@@ -149,10 +136,7 @@ class Stacked:
 
 def message_bytes(codec: Codec, rows: Rows, n: int) -> Tensor:
     """[n] the bytes of each row's message."""
-    total = torch.zeros(len(next(iter(as_dict(rows).values()), torch.zeros(n))), dtype=torch.int64)
-    for value in as_dict(rows).values():
-        total += codec.nbytes(value)
-    return total
+    return sum((codec.nbytes(r)[:n] for r in as_dict(rows).values()), torch.zeros(n, dtype=torch.int64))
 
 
 def cut(call: Call, size: int) -> list[tuple[int, int, int]]:
