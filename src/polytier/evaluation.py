@@ -19,7 +19,7 @@ from polytier.data.federation import SPLITS
 from polytier.rows import Rows, as_dict, cat_rows
 
 PUBLISHED = "published."
-CHUNK = 512  # samples of a device that are put through the model at once
+CHUNK = 128  # samples of a device that are put through the model at once
 
 
 @dataclass(frozen=True)
