@@ -11,7 +11,7 @@ from torch import nn
 
 from polytier import ALGORITHMS, Diverged, FedAvg, Federation, HierFedAvg, PerMFL, PFedMe, Topology, random, train
 from polytier.codec import CODECS
-from polytier.objective import cross_entropy
+from polytier.objective import cross_entropy, key_dropouts
 from polytier.participation import Participation
 from polytier.training import Callback, Training
 
@@ -411,3 +411,14 @@ def test_training_goes_on_where_it_stopped():
         part = training.run(4)
     assert torch.equal(whole.row(), part.row())
     assert [r["global"] for r in whole.history] == [r["global"] for r in part.history]
+
+
+@pytest.mark.parametrize(("kind", "shape"), [(torch.nn.Dropout1d, (2, 4, 5)), (torch.nn.Dropout2d, (2, 4, 3, 3))])
+def test_channel_dropout_drops_whole_channels(kind, shape):
+    module = torch.nn.Sequential(torch.nn.Identity(), kind(0.5))
+    (layer,) = key_dropouts(module)
+    layer.key = torch.arange(shape[0])
+    kept = module(torch.ones(shape)).flatten(2)
+    assert ((kept == 0).all(2) | (kept == 2).all(2)).all()
+    assert (kept == 0).any()
+    assert (kept == 2).any()

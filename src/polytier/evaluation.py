@@ -140,10 +140,7 @@ def shared_rows(world: World, state: Rows) -> tuple[dict[str, Tensor], Tensor]:
             everyone = torch.arange(topology.size(tier))
             default = world.objective.initial.expand(len(everyone), -1)
             model = world.memory.read(tier, "model", everyone, default)
-            above = torch.arange(num)
-            for t in range(inner, tier, -1):
-                above = topology.parents[t][above]
-            rows["team" if tier == inner else topology.tier_names[tier]] = model[above]
+            rows["team" if tier == inner else topology.tier_names[tier]] = model[topology.ancestor(tier, inner)]
     everywhere = algorithm.global_model(state)
     if everywhere is not None:
         rows["global"] = everywhere.expand(num, -1)

@@ -72,6 +72,7 @@ class Objective:
         self.dimension = sum(self.sizes)
         self.initial = torch.cat([p.detach().reshape(-1) for p in parameters.values()]).cpu()  # [d]
         self.dropouts = key_dropouts(self.module)
+        self.module.eval()  # what else a layer draws in training mode would come from torch's hidden generator
         self.module.requires_grad_(False)
         self._compiled: dict[Any, Callable] = {}
 
@@ -241,8 +242,7 @@ class KeyedDropout(nn.Module):
         shape = x.shape[1:2] if self.channels else x.shape[1:]
         draws = random.uniform(random.node_keys(self.layer, self.key), math.prod(shape))
         mask = (draws >= self.p).to(x.dtype) / (1 - self.p)
-        mask = mask.reshape(len(x), *shape)
-        return x * (mask[..., None, None] if self.channels and x.ndim == 4 else mask)
+        return x * mask.reshape(len(x), *shape, *[1] * (x.ndim - 1 - len(shape)))
 
 
 def key_dropouts(module: nn.Module) -> list[KeyedDropout]:
@@ -250,7 +250,7 @@ def key_dropouts(module: nn.Module) -> list[KeyedDropout]:
     found: list[KeyedDropout] = []
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Dropout | nn.Dropout1d | nn.Dropout2d):
+            if isinstance(child, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
                 found.append(KeyedDropout(child.p, len(found), not isinstance(child, nn.Dropout)))
                 setattr(parent, name, found[-1])
     return found

@@ -102,10 +102,11 @@ class Topology:
         first = torch.repeat_interleave(start - (count.cumsum(0) - count), count)
         return first + torch.arange(len(position)), position
 
-    def ancestor(self, tier: int) -> Tensor:
-        """[n] each device's ancestor in that tier."""
-        node = torch.arange(self.size(self.leaf))
-        for t in range(self.leaf, tier, -1):
+    def ancestor(self, tier: int, of: int | None = None) -> Tensor:
+        """[n] the ancestor in that tier of each device, or of each node of tier `of`."""
+        of = self.leaf if of is None else of
+        node = torch.arange(self.size(of))
+        for t in range(of, tier, -1):
             node = self.parents[t][node]
         return node
 

@@ -87,8 +87,7 @@ class Training:
         """
         check_settings(batch_size, eval_every, workers, tile, dtype, on, codec, absent, batching)
         self.algorithm, self.federation, self.seed, self.eval_every = algorithm, federation, seed, eval_every
-        self.given_topology = topology or default_topology(federation)
-        topology = self.given_topology
+        topology = topology or default_topology(federation)
         if algorithm.tiers == 2 and topology.num_tiers > 2:
             log.info("%s is a flat method: the teams are ignored", type(algorithm).__name__)
             topology = topology.flat()

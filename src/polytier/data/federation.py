@@ -99,14 +99,6 @@ class Federation:
         k = SPLITS.index(split)
         return self.bounds[:, k], self.bounds[:, k + 1]
 
-    def index_of(self, device: Any) -> int:
-        """The row of the device with this name; "7" finds 7."""
-        found = np.flatnonzero(self.ids.astype(str) == str(device))
-        if not len(found):
-            some = ", ".join(map(str, self.ids[:5]))
-            raise ValueError(f"no device {device!r}; there are {len(self)}: {some}, ...")
-        return int(found[0])
-
     def device(self, index: int, split: str = "train") -> tuple[Tensor, Tensor]:
         """Raw samples of one device."""
         start, end = (int(b[index]) for b in self.span(split))
