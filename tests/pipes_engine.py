@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polytier.algorithm import Algorithm, Call, Children, World, execute
+from polytier.algorithm import Algorithm, Children, execute
 from polytier.codec import CODECS, Codec
 from polytier.data.federation import Federation
 from polytier.ledger import Ledger
@@ -26,6 +26,7 @@ from polytier.memory import Memory
 from polytier.rows import Rows, as_dict, cat_rows, fold, map_rows
 from polytier.topology import Topology
 from polytier.training import Training
+from polytier.world import Call, World
 
 EXACT = CODECS["float64"]  # evaluation is not part of the traffic: nothing is rounded
 

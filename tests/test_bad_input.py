@@ -32,7 +32,7 @@ BAD = {
     ("--set", "team_lr=1", "--set", "team_lr.team=1"): "choose one",
     ("--set", "device_lr=0.1,0.2"): "needs 40; got 2",
     ("--set", "weights=heavy"): "uniform | samples",
-    ("--codec", "sparse"): "float32, float16",
+    ("--codec", "zip"): "float32, float16",
     ("--dtype", "float8"): "float32, float64",
     ("--on", "tpu"): "there is cpu",
     ("--engine", "ray"): "'stacked'",

@@ -15,7 +15,7 @@ from polytier.fields import describe_range
 from polytier.ledger import Ledger
 from polytier.memory import Memory
 from polytier.participation import Participation
-from polytier.rows import BLOCK, Answers, fold, share_of_samples, starts_of
+from polytier.rows import BLOCK, Answers, fold, pack, starts_of, unpack
 from polytier.topology import nested
 from polytier.training import Training
 
@@ -116,10 +116,10 @@ def test_checkpoints_keep_the_newest_complete_one(tmp_path):
     assert (found[0], found[1]["a"].tolist(), found[2]) == (12, [12, 12], {"round": 12})
     assert len(list(tmp_path.glob("round-*"))) == 1
     for state in (torch.ones(1, 2), {"model": torch.ones(1, 2), "n": torch.tensor([3])}):
-        packed = checkpoints.pack("state", state)
-        back = checkpoints.unpack("state", packed)
+        packed = pack("state", state)
+        back = unpack("state", packed)
         assert type(back) is type(state)
-        assert checkpoints.pack("state", back).keys() == packed.keys()
+        assert pack("state", back).keys() == packed.keys()
 
 
 def test_a_snapshot_is_json_and_tensors(tmp_path):
@@ -211,13 +211,10 @@ def test_blocks_do_not_depend_on_where_tiles_end():
 
 def test_means_of_answers():
     sent = torch.zeros(2, 1)
-    answers = Answers.zeros(sent, 3)
     rows, parent = torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 2])
-    samples = torch.tensor([1, 3, 9])
-    answers.rows, answers.ids, answers.parent, answers.samples = rows, torch.tensor([4, 5, 6]), parent, samples
-    blocks = torch.tensor([0, 0, 1])
+    samples, blocks = torch.tensor([1, 3, 9]), torch.tensor([0, 0, 1])
     assert starts_of(blocks).tolist() == [0, 2]
-    answers.add(fold(rows, share_of_samples(samples, parent), blocks), torch.tensor([0, 2]))
+    answers = Answers(sent, 3, rows, torch.tensor([4, 5, 6]), parent, samples, blocks)
     empty = torch.tensor([[7.0], [8.0], [9.0]])
     assert answers.mean(empty=empty).tolist() == [[2.0], [8.0], [5.0]]
     assert answers.mean("samples", empty=empty).tolist() == [[2.5], [8.0], [5.0]]

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polytier.algorithm import Algorithm, Children, Diverged, Local
+    from polytier.algorithm import Algorithm, Children, Local
     from polytier.algorithms import ALGORITHMS, FedAvg, FedAvgFT, FedProx, HierFedAvg, PerMFL, PFedMe, PFedMT
     from polytier.callbacks import MLflow, Progress, RunFolder, TensorBoard
     from polytier.contract import check_algorithm
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from polytier.run import Run
     from polytier.topology import Topology
     from polytier.training import Callback, train
+    from polytier.world import Diverged
 
 __version__ = "0.1.0"
 
 _HOME = {  # imported when asked for: torch takes seconds
-    "polytier.algorithm": ("Algorithm", "Children", "Diverged", "Local"),
+    "polytier.algorithm": ("Algorithm", "Children", "Local"),
     "polytier.algorithms": (
         "ALGORITHMS", "FedAvg", "FedAvgFT", "FedProx", "HierFedAvg", "PFedMT", "PFedMe", "PerMFL",
     ),
@@ -32,6 +33,7 @@ _HOME = {  # imported when asked for: torch takes seconds
     "polytier.run": ("Run",),
     "polytier.topology": ("Topology",),
     "polytier.training": ("Callback", "train"),
+    "polytier.world": ("Diverged",),
 }  # fmt: skip
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from polytier import random
-from polytier.data.batches import Batch, Batches, Walk
-from polytier.fields import Step, check_value
-from polytier.memory import Memory
-from polytier.objective import Objective
-from polytier.participation import Participation
-from polytier.rows import BLOCK, Answers, Rows, Sums, as_dict, cat_rows, fold, map_rows, share_of_samples, starts_of
-from polytier.topology import Topology
+from polytier.data.batches import Batch, Walk, batch_sizes
+from polytier.fields import Step, check_value, schedule
+from polytier.rows import BLOCK, Answers, Rows, Sums, as_dict, cat_rows, map_rows, share_of_samples, starts_of
+from polytier.world import Call, Clock, Diverged, World
+
+if TYPE_CHECKING:
+    from polytier.collaboration import Collaboration
 
 # -- a method -----------------------------------------------------------------------------------------
 
@@ -40,8 +42,21 @@ class Algorithm:
                 value = check_value(field.name, getattr(self, field.name), field.default, field.metadata)
                 object.__setattr__(self, field.name, value)
 
-    def init(self, x: Tensor) -> Rows:
-        """What the server keeps between rounds, from the first model [1, d]; checkpointed."""
+    @property
+    def frame(self) -> int:
+        """Rounds for which schedules keep their value."""
+        return 1
+
+    def parts(self) -> Mapping[str, Algorithm]:
+        """The methods of several models on one pool, by name, for a wrapper of them."""
+        return {}
+
+    def check(self, server: Children) -> list[str]:
+        """Before the first round: warnings about these settings on this tree; a ValueError if they cannot work."""
+        return []
+
+    def init(self, x: Rows) -> Rows:
+        """What the server keeps between rounds, from the first model [1, d] (of several: by name); checkpointed."""
         return x
 
     def server(self, state: Rows, children: Children) -> Rows:
@@ -68,6 +83,10 @@ class Algorithm:
         """[n, d] the devices' own models, made from training data alone; None if the method has none."""
         return local.memory("model", local.initial)
 
+    def collaboration(self, state: Rows) -> Collaboration | None:
+        """Who listens to whom, for a method that learns it; ids are the positions of the server's children."""
+        return None
+
     def predict(self, model: Tensor, local: Local, inputs: Tensor) -> Tensor:
         """Outputs [n, B, ...] of the models [n, d] on inputs [n, B, ...]."""
         return local.apply(model, inputs)
@@ -76,108 +95,22 @@ class Algorithm:
 # -- what a program is given --------------------------------------------------------------------------
 
 
-class Diverged(RuntimeError):
-    """Some rows are no longer finite numbers."""
-
-    def __init__(self, round_: int, tier: str, nodes: Sequence[str]) -> None:
-        super().__init__(round_, tier, nodes)
-        self.round, self.tier, self.nodes = round_, tier, list(nodes)
-
-    def __str__(self) -> str:
-        some = ", ".join(self.nodes[:5]) + (f" and {len(self.nodes) - 5} more" if len(self.nodes) > 5 else "")
-        kind = self.tier.rstrip("0123456789")
-        # devices are the first to show what a team's or the server's step has blown up
-        steps = {
-            "device": "device_lr (or team_lr and server_lr, if they are large)",
-            "team": "team_lr, then device_lr",
-            "server": "server_lr, then team_lr",
-        }
-        where = self.tier if kind == "server" else f"{self.tier} {some}"
-        return f"diverged in round {self.round}: the model of {where} is no longer finite; lower {steps[kind]}"
-
-
-@dataclass(frozen=True)
-class Clock:
-    """When a program runs: the round, and the call's number, nested as parent_call * 2^16 + k."""
-
-    round: int
-    call: int = 0
-
-
-@dataclass(frozen=True)
-class Call:
-    """A message to some nodes of a tier.
-
-    rows   | [senders, ...] what is sent
-    sender | [n] the row each receiver gets
-    method | the name of a method of the algorithm ("solve": the tier's own program), or a function of the house
-    blocks | [n] the block in which each answer is summed, or None for all answers
-    shares | [n] each receiver's share of the samples in its parent's sum
-    quiet  | evaluation: counts no traffic, writes nothing
-    """
-
-    tier: int
-    ids: Tensor
-    method: str | Callable[[Algorithm, Any, Any], Rows]
-    clock: Clock
-    rows: Rows
-    sender: Tensor
-    blocks: Tensor | None = None
-    shares: Tensor | None = None
-    quiet: bool = False
-
-    def part(self, start: int, end: int) -> Call:
-        """The same call to the receivers start .. end alone."""
-        used, sender = torch.unique(self.sender[start:end], return_inverse=True)
-        blocks = None if self.blocks is None else self.blocks[start:end] - self.blocks[start]
-        return dataclasses.replace(
-            self,
-            ids=self.ids[start:end],
-            rows=map_rows(lambda r: r[used], self.rows),
-            sender=sender,
-            blocks=blocks,
-            shares=None if self.shares is None else self.shares[start:end],
-        )
-
-
-class Engine(Protocol):
-    def deliver(self, call: Call) -> Iterator[Any]:
-        """Run the call at its receivers. Yields, in order, rows [k, ...], or `Folded` blocks if `call.blocks`."""
-        ...
-
-
-@dataclass
-class World:
-    """What every program of a run shares. An engine has one in each process."""
-
-    algorithm: Algorithm
-    topology: Topology
-    objective: Objective
-    batches: Batches
-    memory: Memory
-    participation: tuple[Participation, ...]  # by tier; the server's is never read
-    seed: int = 0
-    batch_size: int = 32
-    absent: str = "skip"
-    device_steps: int = 0  # gradient evaluations on one mini-batch by one device, so far
-    metrics: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = dataclasses.field(default_factory=dict)
-    engine: Engine = dataclasses.field(default=None, repr=False)  # type: ignore[assignment]
-
-    @cached_property
-    def samples(self) -> tuple[Tensor, ...]:
-        """By tier: training samples below each node."""
-        return self.topology.summed(self.batches.federation.samples[self.topology.order])
-
-
 class Node:
     """What every tier's program has. All rows are of the nodes `ids` of one tier, in that order."""
 
-    def __init__(self, world: World, tier: int, ids: Tensor, clock: Clock, quiet: bool = False) -> None:
-        self.world, self.tier, self.ids, self.clock, self.quiet = world, tier, ids, clock, quiet
+    def __init__(
+        self, world: World, tier: int, ids: Tensor, clock: Clock, quiet: bool = False, only: Tensor | None = None
+    ) -> None:
+        self.world, self.tier, self.ids, self.clock, self.quiet, self.only = world, tier, ids, clock, quiet, only
 
     @property
     def round(self) -> int:
         return self.clock.round
+
+    @property
+    def held_round(self) -> int:
+        """The round that schedules go by: where several models take turns, the first of the frame."""
+        return self.round - self.round % self.world.hold
 
     @property
     def device(self) -> torch.device:
@@ -229,6 +162,8 @@ class Node:
             if name not in field:
                 raise ValueError(f"a field is given by tier ({', '.join(field)}) and none is named {name}")
             field = field[name]
+        if isinstance(field, str):
+            return schedule(field)(self.held_round)
         if isinstance(field, int | float):
             return field
         size = self.world.topology.size(self.tier)
@@ -244,23 +179,46 @@ class Node:
 class Children(Node):
     """A node that is not a device: it can call its children."""
 
-    def __init__(self, world: World, tier: int, ids: Tensor, clock: Clock, quiet: bool = False) -> None:
-        super().__init__(world, tier, ids, clock, quiet)
-        self._calls = 0
+    def __init__(
+        self, world: World, tier: int, ids: Tensor, clock: Clock, quiet: bool = False, only: Tensor | None = None
+    ) -> None:
+        super().__init__(world, tier, ids, clock, quiet, only)
+        self._calls: Counter[str] = Counter()
 
     @cached_property
     def kids(self) -> tuple[Tensor, Tensor]:
         """Who is registered: children [k], and for each the position in `ids` of its parent [k]."""
         return self.world.topology.kids(self.tier, self.ids)
 
-    def draw(self) -> tuple[Tensor, Tensor]:
+    def draw(self, method: str = "solve") -> tuple[Tensor, Tensor]:
         """Who takes part in the next untargeted call: children and their parents' positions."""
         kids, position = self.kids
-        rule = self.world.participation[self.tier + 1]
-        base = random.key(self.world.seed, "participation", self.clock.round, self._next_clock().call)
-        keys = self.world.topology.keys[self.tier + 1][kids]
-        chosen = rule.draw(base, self.clock.round, keys, kids, position, len(self.ids))
+        if self.only is not None:
+            chosen = self._reached[kids]
+        else:
+            rule = self.world.participation[self.tier + 1]
+            purpose = "participation" if method == "solve" else f"participation:{method}"
+            base = random.key(self.world.seed, purpose, self.clock.round, self._next_clock(method).call)
+            keys = self.world.topology.keys[self.tier + 1][kids]
+            chosen = rule.draw(base, self.clock.round, keys, kids, position, len(self.ids))
         return kids[chosen], position[chosen]
+
+    @property
+    def num_devices(self) -> int:
+        return self.world.topology.size(self.world.topology.leaf)
+
+    def shuffled_devices(self, purpose: str, round_: int) -> Tensor:
+        """[k] the devices that take part in the first calls of a round, in random order: places in the federation."""
+        topology, ids = self.world.topology, self.ids
+        for tier in range(self.tier, topology.leaf):
+            ids = Children(self.world, tier, ids, Clock(round_)).draw()[0]
+        base = random.key(self.world.seed, purpose, round_)
+        draws = random.bits(random.node_keys(base, topology.keys[topology.leaf][ids]), 1).squeeze(1)
+        return topology.order[ids[draws.argsort()]]
+
+    def scoped(self, name: str, only: Tensor) -> Children:
+        """The server of another model on the same pool, which reaches the devices `only` [devices] and no others."""
+        return Children(self.world.scopes[name], 0, torch.zeros(1, dtype=torch.int64), self.clock, self.quiet, only)
 
     def below(self, device: Step, team: Step) -> Any:
         """The children's value of a field: of `device` if they are devices, else of `team` at their tier."""
@@ -272,8 +230,9 @@ class Children(Node):
 
         The answers are summed as they come and never all held. `where` [m]: which parents call at all.
         """
-        kids, position = self._present(where)
-        if self.world.absent == "stale" and not self.world.participation[self.tier + 1].everybody:
+        kids, position = self._present("solve", where)
+        everybody = self.only is None and self.world.participation[self.tier + 1].everybody
+        if self.world.absent == "stale" and not everybody:
             self.remember("answer", self._answers("solve", rows, kids, position))
             return self.recall("answer", self._spread(rows))
         blocks = self._blocks(kids, position)
@@ -291,12 +250,13 @@ class Children(Node):
         each: bool = False,
         where: Tensor | None = None,
     ) -> Answers:
-        """Run another method of the algorithm at the children and hold every answer.
+        """Run a method of the algorithm at the children ("solve": their own program) and hold every answer.
 
-        `to` names the children (they are not redrawn); with `each`, rows hold one row for each of them.
+        `to` names the children (they are not redrawn); with `each`, rows hold one row for each of them. A team
+        that is asked for a method of devices, `name(self, rows, local)`, asks its own and answers their mean.
         """
         if to is None:
-            kids, position = self._present(where)
+            kids, position = self._present(method, where)
         else:
             kids = to
             place = torch.full((self.world.topology.size(self.tier),), -1)
@@ -321,11 +281,18 @@ class Children(Node):
 
     # -- below: how a call becomes messages ------------------------------------------------------
 
-    def _next_clock(self) -> Clock:
-        return Clock(self.clock.round, (self.clock.call << 16) + self._calls)
+    @cached_property
+    def _reached(self) -> Tensor:
+        """[nodes of the tier below] who has one of the devices `only` at or below it."""
+        assert self.only is not None
+        topology = self.world.topology
+        return topology.summed(self.only[topology.order].long())[self.tier + 1] > 0
 
-    def _present(self, where: Tensor | None) -> tuple[Tensor, Tensor]:
-        kids, position = self.draw()
+    def _next_clock(self, method: str) -> Clock:
+        return Clock(self.clock.round, (self.clock.call << 16) + self._calls[method])
+
+    def _present(self, method: str, where: Tensor | None) -> tuple[Tensor, Tensor]:
+        kids, position = self.draw(method)
         return (kids, position) if where is None else (kids[where[position]], position[where[position]])
 
     def _spread(self, rows: Rows) -> Rows:
@@ -340,8 +307,11 @@ class Children(Node):
         shares = None
         if blocks is not None:
             shares = share_of_samples(self.world.samples[self.tier + 1][kids], sender)
-        call = Call(self.tier + 1, kids, method, self._next_clock(), rows, sender, blocks, shares, self.quiet)
-        self._calls += 1
+        call = Call(
+            self.tier + 1, kids, method, self._next_clock(method), rows, sender, blocks, shares, self.quiet,
+            self.world.name, self.only,
+        )  # fmt: skip
+        self._calls[method] += 1
         return self.world.engine.deliver(call)
 
     def _answers(self, method: str, rows: Rows, kids: Tensor, position: Tensor, each: bool = False) -> Answers:
@@ -352,21 +322,18 @@ class Children(Node):
 
     def _as_answers(self, rows: Rows, kids: Tensor, position: Tensor, sent: Rows) -> Answers:
         samples = self.world.samples[self.tier + 1][kids]
-        answers = Answers.zeros(sent, len(self.ids))
-        answers.rows, answers.ids, answers.parent, answers.samples = rows, kids, position, samples
-        if len(kids):
-            blocks = self._blocks(kids, position)
-            answers.add(fold(rows, share_of_samples(samples, position), blocks), position[starts_of(blocks)])
-        return answers
+        return Answers(sent, len(self.ids), rows, kids, position, samples, self._blocks(kids, position))
 
 
 class Local(Node):
     """A device: the only node with data."""
 
-    def __init__(self, world: World, tier: int, ids: Tensor, clock: Clock, quiet: bool = False) -> None:
-        super().__init__(world, tier, ids, clock, quiet)
+    def __init__(
+        self, world: World, tier: int, ids: Tensor, clock: Clock, quiet: bool = False, only: Tensor | None = None
+    ) -> None:
+        super().__init__(world, tier, ids, clock, quiet, only)
         self.rows = world.topology.order[ids]  # their place in the federation
-        self._walks: dict[tuple[int, str], Walk] = {}
+        self._walks: dict[tuple[int | str, str], Walk] = {}
 
     @property
     def device(self) -> torch.device:
@@ -374,11 +341,12 @@ class Local(Node):
 
     def batch(self, size: int | None = None, stream: str = "") -> Batch:
         """The next mini-batch of each device; a named stream walks on its own."""
-        size = self.world.batch_size if size is None else size
-        if (size, stream) not in self._walks:
+        rule = self.world.batch_size if size is None else size
+        if (rule, stream) not in self._walks:
+            sizes = batch_sizes(rule, self.samples, self.held_round)
             clock = self.clock
-            self._walks[size, stream] = self.world.batches.walk(self.rows, clock.round, clock.call, size, stream)
-        return self._walks[size, stream].next()
+            self._walks[rule, stream] = self.world.batches.walk(self.rows, clock.round, clock.call, sizes, stream)
+        return self._walks[rule, stream].next()
 
     def full(self, split: str = "train") -> Batch:
         """All samples."""
@@ -417,14 +385,22 @@ def check_finite(node: Node, rows: Rows) -> None:
                 raise Diverged(node.clock.round + 1, tier, [str(n) for n in names])
 
 
+def takes_local(program: Callable) -> bool:
+    """Whether this is a program of devices, by the name of its last parameter."""
+    return list(inspect.signature(program).parameters)[-1] == "local"
+
+
 def execute(world: World, call: Call, start: int, end: int) -> Rows:
     """Run a call's program at its receivers start .. end."""
-    algorithm, leaf, ids = world.algorithm, world.topology.leaf, call.ids[start:end]
-    node = (Local if call.tier == leaf else Children)(world, call.tier, ids, call.clock, call.quiet)
+    world, ids = world.scope(call.scope), call.ids[start:end]
+    algorithm, leaf = world.algorithm, world.topology.leaf
+    node: Any = (Local if call.tier == leaf else Children)(world, call.tier, ids, call.clock, call.quiet, call.only)
     rows = map_rows(lambda r: r[call.sender[start:end]].to(node.device), call.rows)
     if isinstance(call.method, str):
         name = ("device" if call.tier == leaf else "team") if call.method == "solve" else call.method
-        answer = getattr(algorithm, name)(rows, node)
+        program = getattr(algorithm, name)
+        relayed = call.tier < leaf and takes_local(program)
+        answer = node.call(name, rows).mean("samples") if relayed else program(rows, node)
     else:
         name = call.method.__name__
         answer = call.method(algorithm, rows, node)

@@ -43,14 +43,3 @@ def latest(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None
     tensors = load_file(found[-1] / "rows.safetensors")
     facts = json.loads((found[-1] / "facts.json").read_text())
     return int(found[-1].name.removeprefix("round-")), tensors, facts
-
-
-def pack(prefix: str, rows: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rows as named tensors; a plain tensor is `prefix` itself."""
-    return {f"{prefix}:{k}": v for k, v in rows.items()} if isinstance(rows, dict) else {prefix: rows}
-
-
-def unpack(prefix: str, tensors: dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
-    if prefix in tensors:
-        return tensors[prefix]
-    return {k.removeprefix(f"{prefix}:"): v for k, v in tensors.items() if k.startswith(f"{prefix}:")}

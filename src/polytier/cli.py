@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from polytier import __version__
 from polytier.config import PYTHON, Config, check_config, prepare, resolve, unknown, versions
 from polytier.report.files import read_config, read_history, read_summary
-from polytier.report.tables import duration, print_summary, print_unfinished, size
+from polytier.report.tables import duration, gain_table, print_summary, print_unfinished, print_until, size
 from polytier.terminal import (
     BAD_INPUT,
     FAULT,
@@ -90,7 +90,7 @@ PANELS = {
     ),
     "Method": (
         "model", "rounds", "batch_size", "seed", "team_participation", "device_participation", "absent",
-        "codec", "l2",
+        "codec", "l2", "models",
     ),
     "Computing": ("engine", "workers", "tile", "dtype", "on", "batching", "eval_every", "out"),
 }  # fmt: skip
@@ -121,13 +121,14 @@ def run(
     device_participation: Annotated[str | None, flag("device_participation")] = None,
     absent: Annotated[str | None, flag("absent")] = None,
     rounds: Annotated[int | None, flag("rounds")] = None,
-    batch_size: Annotated[int | None, flag("batch_size")] = None,
+    batch_size: Annotated[str | None, flag("batch_size")] = None,
     seed: Annotated[int | None, flag("seed")] = None,
     fields: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", rich_help_panel="Method",
                      help="a field of the method; FIELD.TIER=VALUE by tier; a,b,c one a node"),
     ] = None,
+    models: Annotated[int | None, flag("models", "2, for mfa-rr and mfa-rand")] = None,
     eval_every: Annotated[int | None, flag("eval_every")] = None,
     out: Annotated[str | None, flag("out", "runs/ALGORITHM-DATA-SEED-N")] = None,
     engine: Annotated[str | None, flag("engine")] = None,
@@ -194,7 +195,7 @@ def resume(
 
 
 def restore(training: Training, folder: Path, rounds: int) -> None:
-    from polytier.folder import latest
+    from polytier.loading import latest
 
     found = latest(folder)
     if found is None:
@@ -208,9 +209,9 @@ def restore(training: Training, folder: Path, rounds: int) -> None:
 
 def follow(training: Training, config: Config, folder: Path, quiet: bool, as_json: bool, resumed: bool = False) -> None:
     """Train with everything a person may want to watch, and say how it ended."""
-    from polytier.algorithm import Diverged
     from polytier.callbacks import Progress, RunFolder
     from polytier.engines.stacked import WorkerLost
+    from polytier.world import Diverged
 
     if not quiet:
         announce(training, config)
@@ -252,7 +253,8 @@ def announce(training: Training, config: Config) -> None:
     teams = "".join(f" in {topology.size(t)} teams" for t in range(topology.leaf - 1, 0, -1))
     who = f"{name}: {topology.size(topology.leaf)} devices{teams}"
     memory = f"about {size(memory_bytes(training))} of data and models"
-    what = f"{training.world.objective.dimension:,} parameters, {memory}"
+    sizes = " and ".join(f"{part.objective.dimension:,}" for part in training.world.parts)
+    what = f"{sizes} parameters, {memory}"
     seconds, left = seconds_a_round(training, config.workers or 1), config.rounds - training.round
     took = "" if seconds is None else f", {duration(seconds)} a round, {duration(seconds * left)} in all"
     say(f"{who}; {what}{took}")
@@ -268,18 +270,57 @@ def report(folder: Path, quiet: bool, as_json: bool) -> None:
         print_summary(wide_console(), read_config(folder), summary, folder)
 
 
+@app.command()
+def gain(
+    what: Annotated[str, typer.Argument(metavar="FILE.toml | mfa-rr | mfa-rand", help="What `polytier run` takes.")],
+    single_rounds: Annotated[
+        int, typer.Option("--single-rounds", metavar="T1", help="Rounds of each model alone, which set its target.")
+    ],
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many seeds, from the file's on.")] = 3,
+    split: Annotated[str, typer.Option("--split", help="train or test: where the targets are measured.")] = "test",
+    most_rounds: Annotated[
+        int | None, typer.Option("--most-rounds", help="When to give up.", show_default="10 M T1")
+    ] = None,
+    models: Annotated[int | None, flag("models", "2")] = None,
+    fields: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="A field.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")] = False,
+) -> None:
+    """What is gained by training several models together: M T1 / TM, with a 95 % interval over seeds."""
+    set_up_logging(quiet=as_json, verbose=False)
+    config = resolve(what, {} if models is None else {"models": models}, fields or ())
+    from polytier.gain import measure_gain
+
+    numbers = range(config.seed, config.seed + seeds)
+    found = measure_gain(
+        lambda seed: prepare(config.model_copy(update={"seed": seed}))[0], single_rounds, numbers, split, most_rounds,
+        progress=(lambda text: None) if as_json else say,
+    )  # fmt: skip
+    if as_json:
+        print(json.dumps(found.as_dict(), indent=2))
+    else:
+        wide_console().print(gain_table(found.as_dict()))
+
+
 # -- afterwards ---------------------------------------------------------------------------------------
 
 
 @app.command()
-def show(folder: Folder) -> None:
-    """The result of a run, from its files alone."""
+def show(
+    folder: Folder,
+    until: Annotated[
+        float | None,
+        typer.Option("--until", metavar="ACCURACY", help="Also the bytes until a test accuracy such as 0.9."),
+    ] = None,
+) -> None:
+    """The result of a run, from its files alone: accuracy, traffic by link, the groups that were learned."""
     config, summary = read_config(folder), read_summary(folder)
     history = read_history(folder)
     if summary is None:
         print_unfinished(wide_console(), config, history, folder)
         return
     print_summary(wide_console(), config, summary, folder)
+    if until is not None:
+        print_until(wide_console(), history, until)
     if summary["rounds"] < config["rounds"]:
         say(f"on its way to round {config['rounds']}; go on with: polytier resume {folder}")
 
@@ -300,7 +341,12 @@ Team = Annotated[str | None, typer.Option("--team", metavar="ID", help="A team: 
 Everywhere = Annotated[bool, typer.Option("--global", help="The model of the whole population.")]
 
 
-def load_model(folder: Path, device: str | None, team: str | None, everywhere: bool) -> tuple[Run, Any, str]:
+Of = Annotated[str | None, typer.Option("--of", metavar="NAME", help="Which of several models.")]
+
+
+def load_model(
+    folder: Path, device: str | None, team: str | None, everywhere: bool, of: str | None
+) -> tuple[Run, Any, str]:
     """The run, the row of the model that is meant, and whose it is."""
     if (device is not None) + (team is not None) + everywhere != 1:
         raise ValueError("say whose model: one of --device ID, --team ID and --global")
@@ -308,6 +354,10 @@ def load_model(folder: Path, device: str | None, team: str | None, everywhere: b
     from polytier.run import Run
 
     run = Run.load(folder)
+    if (of is None) != (not run.models) or (of is not None and of not in run.models):
+        there = f"this run has {', '.join(run.models)}: say which --of them" if run.models else "this run has one model"
+        raise ValueError(f"{there}; got {'no --of' if of is None else f'--of {of}'}")
+    run = run if of is None else run.models[of]
     owner = f"device {device}" if device is not None else f"team {team}" if team is not None else "global"
     return run, run.row(device=device, team=team), owner
 
@@ -322,9 +372,10 @@ def predict(
     device: Device = None,
     team: Team = None,
     everywhere: Everywhere = False,
+    of: Of = None,
 ) -> None:
     """Predict with the model of a device, of a team, or of the whole population."""
-    run, row, owner = load_model(folder, device, team, everywhere)
+    run, row, owner = load_model(folder, device, team, everywhere, of)
     from polytier import delivery
 
     number = delivery.predict(run, row, data, out)
@@ -341,9 +392,10 @@ def export(
     device: Device = None,
     team: Team = None,
     everywhere: Everywhere = False,
+    of: Of = None,
 ) -> None:
     """Write one model to a file of its own."""
-    run, row, owner = load_model(folder, device, team, everywhere)
+    run, row, owner = load_model(folder, device, team, everywhere, of)
     from polytier import delivery
 
     delivery.export(run, row, out, owner)

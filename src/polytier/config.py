@@ -36,11 +36,13 @@ class Config(BaseModel):
     per_class: str | None = Field(None, description="TRAIN:TEST samples of each class a device holds")
     team_formation: str = Field("random", description="which devices are a team; see `polytier list teams`")
     split: str = Field("3:0:1", description="shares of training, validation and test of each device")
-    team_participation: float | str = Field(1.0, description="teams: a fraction, count:N or table:FILE")
-    device_participation: float | str = Field(1.0, description="devices: a fraction, count:N or table:FILE")
+    team_participation: float | str = Field(1.0, description="teams: a fraction, count:N, table:FILE or schedule:FILE")
+    device_participation: float | str = Field(
+        1.0, description="devices: a fraction, count:N, table:FILE or schedule:FILE"
+    )
     absent: str = Field("skip", description="skip those who do not take part, or use their stale answer")
     rounds: int = Field(100, ge=1, description="rounds of the server")
-    batch_size: int = Field(32, ge=1, description="samples of a mini-batch")
+    batch_size: int | str = Field(32, description="samples of a mini-batch; or grow:A/(B+t)")
     seed: int = Field(0, ge=0, lt=1 << 63, description="every draw follows from it")
     eval_every: int = Field(1, ge=1, description="rounds from one evaluation to the next")
     out: str | None = Field(None, description="the run folder")
@@ -49,16 +51,26 @@ class Config(BaseModel):
     tile: int | None = Field(None, ge=1, description="devices computed at once; changes no bit of the result")
     dtype: str = Field("float32", description="float32 or float64")
     on: str = Field("cpu", description="cpu, cuda or mps")
-    codec: str | None = Field(None, description="how models travel: float32, float16 or float64")
+    codec: str | None = Field(
+        None, description="how models travel: float32, float16, float64, sparse, sparse16, sparse64 or paper"
+    )
     standardize: bool = Field(False, description="scale inputs to mean 0 and deviation 1")
     l2: float = Field(0.0, ge=0, description="adds l2/2 |theta|^2 to every device's objective")
     batching: str | None = Field(None, description="how stacks are run; found by a check at the start")
     set: dict[str, Any] = Field({}, description="fields of the method")
+    models: int | dict[str, dict[str, Any]] | None = Field(
+        None, description="several models on one pool of devices: how many alike, or a table [models.NAME] each"
+    )
 
     @field_validator("teams", mode="before")
     @classmethod
     def _teams(cls, value: Any) -> Any:
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @field_validator("batch_size", mode="before")
+    @classmethod
+    def _batch_size(cls, value: Any) -> Any:
+        return int(value) if isinstance(value, str) and value.isdigit() else value
 
     @field_validator("team_participation", "device_participation", mode="after")
     @classmethod
@@ -181,20 +193,35 @@ def read_numbers(name: str, text: str, kind: type, count: int, example: str) -> 
 # -- from words to a run ------------------------------------------------------------------------------
 
 
-def make_algorithm(name: str, fields: Mapping[str, Any]) -> Algorithm:
-    """The method with these fields: one of the house by name, or your own by package.module:Class."""
-    import dataclasses
-
+def algorithm_kind(name: str) -> type[Algorithm]:
+    """One of the house by name, or your own by package.module:Class."""
     from polytier.algorithms import ALGORITHMS
 
     kind = own_algorithm(name) if ":" in name else ALGORITHMS.get(name)
     if kind is None:
         raise unknown("algorithm", name, list(ALGORITHMS))
-    known = [field.name for field in dataclasses.fields(kind)]
+    return kind
+
+
+def known_fields(kind: type[Algorithm]) -> list[str]:
+    import dataclasses
+
+    return [field.name for field in dataclasses.fields(kind) if field.name != "models"]
+
+
+def make_algorithm(name: str, fields: Mapping[str, Any], models: Mapping[str, Algorithm] | None = None) -> Algorithm:
+    """The method with these fields; `models` are those that it wraps."""
+    kind = algorithm_kind(name)
     for field in fields:
-        if field not in known:
-            raise unknown(f"field of {name}", field, known)
-    return kind(**fields)
+        if field not in known_fields(kind):
+            raise unknown(f"field of {name}", field, known_fields(kind))
+    return kind(**fields) if models is None else kind(models=models, **fields)  # type: ignore[call-arg]
+
+
+def fields_of(algorithm: Algorithm) -> dict[str, Any]:
+    """Its hyper-parameters, as TOML has them."""
+    values = {name: getattr(algorithm, name) for name in known_fields(type(algorithm))}
+    return plain({name: value for name, value in values.items() if value is not None})
 
 
 def own_algorithm(name: str) -> type[Algorithm]:
@@ -236,7 +263,10 @@ def make_federation(config: Config) -> tuple[Federation, Config]:
         source, directory, config.devices, teams, config.partition, per_class, config.team_formation, split,
         config.standardize, config.seed,
     )  # fmt: skip
-    found: dict[str, Any] = {"data_dir": None if directory is None else str(directory)}
+    found: dict[str, Any] = {
+        "data_dir": None if directory is None else str(directory),
+        "team_formation": absolute_formation(config.team_formation),
+    }
     if own_file:
         found["data"] = str(source)
     else:
@@ -248,6 +278,18 @@ def make_federation(config: Config) -> tuple[Federation, Config]:
     return federation, config.model_copy(update=found)
 
 
+def absolute_formation(text: str) -> str:
+    """Learned teams whose run is named so that it is found from anywhere."""
+    from polytier.data.build import spec
+
+    name, args, given = spec(text)
+    if name != "learned" or not (args or "source" in given):
+        return text
+    source = args.pop(0) if args else given.pop("source")
+    others = [*args, *(f"{key}={value}" for key, value in given.items())]
+    return f"{name}:{','.join([str(Path(source).expanduser().resolve()), *others])}"
+
+
 def make_topology(federation: Federation, teams: int | tuple[int, ...] | None) -> Topology | None:
     """The tree of several tiers of teams; None: the federation's own teams."""
     from polytier.topology import Topology, nested
@@ -257,40 +299,56 @@ def make_topology(federation: Federation, teams: int | tuple[int, ...] | None) -
     return Topology.build(federation.ids, *nested(federation.team, teams))
 
 
-def absolute_table(value: float | str) -> float | str:
-    if isinstance(value, str) and value.startswith("table:"):
-        return f"table:{Path(value.removeprefix('table:')).expanduser().resolve()}"
-    return value
+def absolute_file(value: float | str) -> float | str:
+    """A participation rule whose file is named so that it is found from anywhere."""
+    kind, colon, path = value.partition(":") if isinstance(value, str) else ("", "", "")
+    return f"{kind}:{Path(path).expanduser().resolve()}" if colon and kind in ("table", "schedule") else value
 
 
 def prepare(config: Config) -> tuple[Training, Config]:
     """A run that is ready to start, and its configuration, complete enough to repeat it to the bit."""
-    import dataclasses
+    if several(config):
+        from polytier.multi import prepare_several
 
-    from polytier.training import Training
-
+        return prepare_several(config)
     algorithm = make_algorithm(config.algorithm, config.set)
     federation, config = make_federation(config)
+    own = {name: getattr(config, name) for name in ("l2", "batch_size", "batching")}
+    training, config = start(algorithm, federation, config.model, federation, config, own)
+    found = {"set": fields_of(algorithm), "batching": training.world.objective.batching}
+    return training, config.model_copy(update=found)
+
+
+def several(config: Config) -> bool:
+    """Whether several models are trained: the method wraps others."""
+    from polytier.algorithms.multimodel import MultiModel
+
+    wraps = issubclass(algorithm_kind(config.algorithm), MultiModel)
+    if config.models is not None and not wraps:
+        raise ValueError(f"{config.algorithm} trains one model; several are trained by mfa-rr or mfa-rand")
+    return wraps
+
+
+def start(
+    algorithm: Algorithm, data: Any, model: Any, federation: Federation, config: Config, own: dict[str, Any]
+) -> tuple[Training, Config]:
+    """The training, and the configuration with what it settles; `federation` says who is in which team."""
+    from polytier.training import Training
+
     rules = ("team_participation", "device_participation")
-    here = {name: absolute_table(getattr(config, name)) for name in rules}
-    same = (
-        "seed", "l2", "absent", "batch_size", "eval_every", "workers", "tile", "dtype", "on", "codec",
-        "batching",
-    )  # fmt: skip
+    here = {name: absolute_file(getattr(config, name)) for name in rules}
+    same = ("seed", "absent", "eval_every", "workers", "tile", "dtype", "on", "codec")
     training = Training(
-        algorithm, federation, config.model, topology=make_topology(federation, read_teams(config.teams)),
-        **here, **{name: getattr(config, name) for name in same},
+        algorithm, data, model, topology=make_topology(federation, read_teams(config.teams)), **own, **here,
+        **{name: getattr(config, name) for name in same},
     )  # fmt: skip
     try:
-        check_tiers(algorithm, training.world.topology.tier_names)
+        for world in training.world.parts:
+            check_tiers(world.algorithm, world.topology.tier_names)
     except ValueError:
         training.close()
         raise
-    found = {
-        **here, "set": plain(dataclasses.asdict(algorithm)), "codec": training.codec.name,
-        "batching": training.world.objective.batching,
-    }  # fmt: skip
-    return training, config.model_copy(update=found)
+    return training, config.model_copy(update={**here, "codec": training.codec.name})
 
 
 def check_tiers(algorithm: Algorithm, tiers: Sequence[str]) -> None:

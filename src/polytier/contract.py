@@ -11,6 +11,7 @@ import pickle
 import tempfile
 from collections.abc import Callable
 from dataclasses import fields
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from polytier import checkpoint
 from polytier.algorithm import Algorithm, Node
 from polytier.data.federation import Federation
 from polytier.engines.loopback import Loopback
-from polytier.rows import Rows, as_dict, map_rows
+from polytier.rows import Rows, as_dict, map_rows, pack
+from polytier.run import Run
 from polytier.training import Callback, Training
 
 ALONE = "a program treats each row by itself: no mean or sum over the first axis, no x @ M"
@@ -44,13 +46,15 @@ def check_algorithm(
         "dtype": "float64", "batch_size": 4, "team_participation": 0.75, "device_participation": 0.6, **settings,
     }  # fmt: skip
     reference = Training(algorithm, federation, model, **settings)
-    objective = reference.world.objective  # one for all runs: its graphs are traced once
-    settings["batching"] = objective.batching
+    # one for all runs: graphs are traced once
+    objectives = [part.objective for part in reference.world.parts]
+    settings["batching"] = objectives[0].batching
 
     def run(method: Any = algorithm, until: int = rounds, prepare: Callable = lambda t: None, **more: Any) -> Training:
         with Training(method, federation, model, **{**settings, **more}) as training:
             if "batching" not in more:
-                training.world.objective = objective
+                for part, objective in zip(training.world.parts, objectives, strict=True):
+                    part.objective = objective
             prepare(training)
             training.run(until, [Absent(name)])
             return training
@@ -76,14 +80,14 @@ def check_algorithm(
         same(resumed, "a run stopped and resumed", "what lasts goes into local.keep or what server returns")
         assert pickle.dumps(algorithm) == before, f"{name} changes its own fields; return new rows instead"
         one, other = results(run(until=1), False), results(run(until=1, batching="eager"), False)
-        wrong = differing(one, other, atol=1e-3 if objective.dtype == torch.float32 else 1e-6)
+        wrong = differing(one, other, atol=1e-3 if objectives[0].dtype == torch.float32 else 1e-6)
         assert not wrong, (
             f"{name}: autograd gives another {wrong} than the traced graph; a loss takes what changes as extra="
         )
 
 
 def loop_back(training: Training) -> None:
-    training.world.engine = Loopback(training.world, training.codec)
+    training.use(Loopback(training.world, training.codec))
 
 
 def small_federation() -> Federation:
@@ -111,7 +115,7 @@ def check_class(algorithm: Any) -> None:
 
 def results(training: Training, traffic: bool) -> dict[str, Any]:
     """All that a run leaves: the server's state, what nodes kept, and what was measured."""
-    rows = checkpoint.pack("state", training.state) | training.world.memory.state()
+    rows = pack("state", training.state) | memory_of(training)
     skipped = {"seconds"} if traffic else {"seconds", "bytes", "participants"}
     measured = {f"{k} in round {r['round']}": v for r in training.history for k, v in r.items() if k not in skipped}
     return rows | measured
@@ -132,10 +136,15 @@ def differing(a: dict[str, Any], b: dict[str, Any], atol: float = 0.0) -> str:
 def check_models(name: str, training: Training) -> None:
     """Every model is a finite row a node; asking for them writes nothing."""
     before = {k: v.clone() if isinstance(v, Tensor) else v for k, v in results(training, True).items()}
-    run, d = training.run(training.round), training.world.objective.dimension
+    run = training.run(training.round)
     wrong = differing(before, results(training, True))
     assert not wrong, f"{name}: personal, publish or global_model change {wrong}; they may only read"
-    everywhere = None if run.global_ is None else run.global_.unsqueeze(0)
+    for part in run.parts:
+        check_rows(name, part)
+
+
+def check_rows(name: str, run: Run) -> None:
+    everywhere, d = None if run.global_ is None else run.global_.unsqueeze(0), run.world.objective.dimension
     found = {
         "personal": (run.personal, len(run.device_ids)),
         "team": (run.team, len(run.team_ids)),
@@ -145,7 +154,14 @@ def check_models(name: str, training: Training) -> None:
         shape = None if rows is None else tuple(rows.shape)
         assert shape in (None, (n, d)), f"{name}: the {what} models are {shape}; they must be {(n, d)}"
         assert rows is None or torch.isfinite(rows).all(), f"{name}: {what} models are not finite; try smaller steps"
-    assert run.personal is not None or everywhere is not None, f"{name} has neither personal nor global models"
+    some = run.personal is not None or run.team is not None or everywhere is not None
+    assert some, f"{name} has neither personal nor team nor global models"
+
+
+def memory_of(training: Training) -> dict[str, Tensor]:
+    """What nodes kept; of several models under their names."""
+    parts = training.world.parts
+    return {f"{part.name}>{k}" if part.name else k: v for part in parts for k, v in part.memory.state().items()}
 
 
 class Absent(Callback):
@@ -155,9 +171,11 @@ class Absent(Callback):
         self.name, self.before = name, {}
 
     def on_round(self, training: Training, record: dict[str, Any]) -> None:
-        now = {k: v.clone() for k, v in training.world.memory.state().items()}
+        now = {k: v.clone() for k, v in memory_of(training).items()}
         for key in self.before if not isinstance(training.world.engine, Loopback) else ():  # which counts no messages
-            absent = ~training.ledger.took_part.get(int(key.split(".")[0]), torch.ones(1, dtype=torch.bool))
+            name, _, rest = key.rpartition(">")
+            ledger = training.world.scope(name).ledger
+            absent = ~ledger.took_part.get(int(rest.split(".")[0]), torch.ones(1, dtype=torch.bool))
             kept = torch.equal(self.before[key][absent], now[key][absent])
             assert kept, f"{self.name}: {key} changed at nodes that took no part; write with keep(), own rows only"
         self.before = now
@@ -171,13 +189,17 @@ class Watched:
 
     def __getattr__(self, name: str) -> Any:
         member, where = getattr(self._algorithm, name), f"{type(self._algorithm).__name__}.{name}"
+        if name == "parts":
+            return lambda: {part: Watched(method) for part, method in member().items()}
         if not callable(member):
             return member
 
-        def program(rows: Rows | None, *others: Any) -> Any:
-            before = None if rows is None else map_rows(torch.clone, rows)
-            answer = member(rows, *others)
-            left_alone = rows is None or before is None or not differing(as_dict(before), as_dict(rows))
+        @wraps(member)  # its parameters tell whether it is a program of devices
+        def program(*given: Any) -> Any:
+            rows, *others = given
+            before = map_rows(torch.clone, rows) if isinstance(rows, Tensor | dict) else None
+            answer = member(*given)
+            left_alone = before is None or not differing(as_dict(before), as_dict(rows))
             assert left_alone, f"{where} changes its argument; return new rows (x = x - step, not x -= step)"
             if others and isinstance(others[0], Node) and answer is not None:
                 check_answer(where, answer, others[0], before if name == "server" else None)

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polytier.algorithm import Algorithm, Call, Clock, Local, World
+from polytier.algorithm import Algorithm, Local
 from polytier.data.federation import SPLITS
 from polytier.rows import Rows, as_dict, cat_rows
+from polytier.world import Call, Clock, World
 
 PUBLISHED = "published."
 CHUNK = 128  # samples of a device that are put through the model at once
@@ -58,6 +59,13 @@ class Evaluation:
                 result[f"{metric}_std"] = float(values.std())
                 result[f"{metric}_worst_decile"] = float(values[:tenth].mean())
                 result[f"{metric}_pooled"] = float(sums.sum() / count.sum())
+        return result
+
+    def figures(self) -> dict[str, Any]:
+        """By model and split, for a round's record."""
+        result: dict[str, Any] = {}
+        for model, split in self.sums:
+            result.setdefault(model, {})[split] = self.summary(model, split)
         return result
 
 
@@ -106,7 +114,8 @@ def ask_devices(world: World, state: Rows, round_: int, program: Any) -> dict[st
     """Run a program of this page at all devices, in the topology's order; nothing is written, no traffic counted."""
     rows, sender = shared_rows(world, state)
     everyone = torch.arange(world.topology.size(world.topology.leaf))
-    call = Call(world.topology.leaf, everyone, program, Clock(round_), rows, sender, quiet=True)
+    leaf = world.topology.leaf
+    call = Call(leaf, everyone, program, Clock(round_), rows, sender, quiet=True, scope=world.name)
     answers = cat_rows(list(world.engine.deliver(call)))
     assert isinstance(answers, dict)
     return answers

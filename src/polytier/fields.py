@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-Step = float | Sequence[float] | Mapping[str, Any]  # one number, one a node, or either by tier name
+Step = float | str | Sequence[float] | Mapping[str, Any]  # a number, a schedule, one a node; or these by tier name
+
+NUMBER = r"\s*(\d+\.?\d*(?:e[+-]?\d+)?)\s*"
+SCHEDULE = re.compile(rf"{NUMBER}/\s*\({NUMBER}\+\s*t\s*(?://\s*(\d+)\s*)?\)\s*", re.IGNORECASE)
+
+
+@lru_cache
+def schedule(text: str) -> Callable[[int], float]:
+    """`A/(B+t)` or `A/(B+t//M)` as a function of the round, counted from 0."""
+    found = SCHEDULE.fullmatch(text)
+    if found is None or not float(found[2]) or found[3] == "0":
+        raise ValueError(f"the schedule {text!r} is not understood; write A/(B+t) or A/(B+t//M) with numbers above 0")
+    scale, shift, every = float(found[1]), float(found[2]), int(found[3] or 1)
+    return lambda t: scale / (shift + t // every)
 
 
 def parameter(
@@ -17,7 +32,7 @@ def parameter(
 ) -> Any:  # fmt: skip
     """A field of a method: its default, the paper's letter, what it means, and its range.
 
-    `per="tier"`: may also be given by tier name; `per="node"`: by tier name, or one value a node.
+    `per="tier"`: may also be given by tier name; `per="node"`: by tier name, one value a node, or as a schedule.
     """
     limits = {"above": above, "least": least, "most": most, "choices": choices, "per": per}
     return dataclasses.field(default=default, metadata={"letter": letter, "meaning": meaning, **limits})
@@ -52,6 +67,9 @@ def check_value(name: str, value: Any, default: Any, meta: Mapping[str, Any]) ->
             raise ValueError(f"{name} = {value!r}; allowed: {describe_range(meta)}")
         return value
     kind = type(default)
+    if meta["per"] == "node" and kind is float and isinstance(value, str) and "/" in value:
+        check_value(name, schedule(value)(0), default, meta)
+        return value
     try:
         if isinstance(value, bool) != (kind is bool):
             raise ValueError

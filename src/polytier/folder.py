@@ -1,4 +1,4 @@
-"""The run folder: what a run writes, and how it is read back.
+"""The run folder: what a run writes; loading.py reads it back.
 
 config.toml      resolved configuration and versions; `polytier run` repeats the run from it
 metrics.jsonl    a line a round
@@ -6,7 +6,8 @@ summary.json     the result in numbers; written last, so that it is there only i
 devices.csv      a line a device: samples, labels, accuracy of each model
 topology.json    the tree
 traffic.csv      bytes by round, link and direction
-models/          {personal,team,global}.safetensors
+collaboration.npz  who listened to whom, over time, if the method learned that; .png the same as a picture
+models/          {personal,team,global}.safetensors; of several models, in a folder each
 checkpoints/     what is needed to go on
 """
 
@@ -18,33 +19,23 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from itertools import pairwise
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from polytier import checkpoint
-from polytier.algorithm import Algorithm, World
+from polytier import checkpoint, collaboration
+from polytier.algorithm import Algorithm
 from polytier.algorithms import ALGORITHMS
-from polytier.config import PYTHON, make_algorithm, plain, to_toml
-from polytier.data.batches import Batches
+from polytier.config import PYTHON, fields_of, to_toml
 from polytier.data.federation import SPLITS, Federation
-from polytier.ledger import Ledger
-from polytier.memory import Memory
-from polytier.models import make_model
-from polytier.objective import Objective
-from polytier.participation import Participation
-from polytier.report.files import read_config, read_history, read_json
-from polytier.rows import Rows
+from polytier.ledger import add_up
+from polytier.rows import pack
 from polytier.run import Run
 from polytier.topology import Topology
-from polytier.training import default_loss
 
 KINDS = ("personal", "team", "global")
 
@@ -116,14 +107,11 @@ def algorithm_name(algorithm: Algorithm) -> str:
 
 def described(algorithm: Algorithm, settings: dict[str, Any], rounds: int) -> dict[str, Any]:
     """The configuration of a run that was made in Python: its data have no name."""
-    fields = plain({k: v for k, v in asdict(algorithm).items() if v is not None})
-    return {
-        "algorithm": algorithm_name(algorithm),
-        "data": PYTHON,
-        **settings,
-        "rounds": rounds,
-        "set": fields,
-    }
+    result = {"algorithm": algorithm_name(algorithm), "data": PYTHON, **settings, "rounds": rounds}
+    for name, method in algorithm.parts().items():
+        own = {"algorithm": algorithm_name(method), **settings["models"][name], "set": fields_of(method)}
+        result["models"] = {**result["models"], name: own}
+    return {**result, "set": fields_of(algorithm)}
 
 
 def tree(topology: Topology) -> dict[str, Any]:
@@ -144,21 +132,28 @@ def write_start(folder: Path, config: dict[str, Any], topology: Topology) -> Non
 
 def write_end(folder: Path, run: Run) -> None:
     """The results; summary.json comes last."""
-    write_models(folder / "models", run)
+    for name, part in run.models.items() or [("", run)]:
+        write_models(folder / "models" / name, part)
     write_csv(folder / "devices.csv", list(device_table(run)))
-    write_csv(folder / "traffic.csv", [("round", "link", "direction", "bytes"), *run.ledger.entries()])
+    write_csv(folder / "traffic.csv", [("round", "link", "direction", "bytes"), *traffic(run)])
+    if run.collaboration:
+        write_collaboration(folder, run)
     write_text(folder / "summary.json", json.dumps(finite(summary(run)), indent=2) + "\n")
 
 
 def write_results(folder: Path, run: Run) -> None:
     """The whole folder of a run that was made in Python."""
-    if run.evaluation is None:
+    if any(part.evaluation is None for part in run.parts):
         raise ValueError("this run was read from a folder and holds no evaluation; copy that folder instead")
     claim(folder)
     write_start(folder, described(run.algorithm, run.settings, run.rounds), run.world.topology)
     write_text(folder / "metrics.jsonl", "".join(map(json_line, run.history)))
-    facts = {"round": run.rounds, "seconds": run.seconds, "device_steps": run.world.device_steps}
-    tensors = checkpoint.pack("state", run.state) | run.ledger.state()
+    facts: dict[str, Any] = {"round": run.rounds, "seconds": run.seconds, "device_steps": run.world.all_steps}
+    tensors = pack("state", run.state)
+    for name, part in run.models.items() or [("", run)]:
+        its = {"device_steps": part.world.device_steps, "traffic": part.ledger.rounds}
+        facts |= {"models": {**facts.get("models", {}), name: its}} if name else its
+        tensors |= {f"{name}>{k}" if name else k: v for k, v in part.ledger.state().items()}
     checkpoint.save(folder / "checkpoints", run.rounds, tensors, facts)
     write_end(folder, run)
 
@@ -169,26 +164,87 @@ def write_results(folder: Path, run: Run) -> None:
 def summary(run: Run) -> dict[str, Any]:
     """What summary.json holds."""
     world, topology = run.world, run.world.topology
-    judged = [record for record in run.history if any(kind in record for kind in KINDS)]
-    last = judged[-1] if judged else {}
-    teams = [name for name in topology.tier_names[1:-1] if name in last]  # outer tiers of teams
-    models = [*KINDS, *teams]
+    models = {name: of_model(part) for name, part in run.models.items()}
+    last = max(run.collaboration, default=None)
+    true = None if last is None else true_groups(run)
     return {
         "algorithm": algorithm_name(run.algorithm),
         "seed": world.seed,
         "rounds": run.rounds,
-        "device_steps": world.device_steps,
+        "device_steps": world.all_steps,
         "seconds": run.seconds,
-        "device_steps_per_second": world.device_steps / run.seconds if run.seconds else None,
+        "device_steps_per_second": world.all_steps / run.seconds if run.seconds else None,
+        **figures(run),
+        "traffic": add_up(part.ledger.total() for part in run.parts),
+        "devices": topology.size(topology.leaf),
+        "teams": len(run.team_ids),
+        "parameters": sum(part.world.objective.dimension for part in run.parts),
+        "never_took_part": never_took_part(run),
+        **({"models": models} if models else {}),
+        **({} if last is None or true is None else {"collaboration": run.collaboration[last].match(true)}),
+    }
+
+
+def figures(run: Run) -> dict[str, Any]:
+    """Test figures of every kind of model in the last evaluated round and in the best ones; means of several models."""
+    judged = [record for record in run.history if any(kind in record for kind in KINDS)]
+    last = judged[-1] if judged else {}
+    teams = [name for name in run.world.topology.tier_names[1:-1] if name in last]  # outer tiers of teams
+    models = [*KINDS, *teams]
+    return {
         **{model: last.get(model, {}).get("test") for model in models},
         "best": best_of(judged, models, "test"),
         "chosen": best_of(judged, models, "validation"),
-        "traffic": run.ledger.total(),
-        "devices": topology.size(topology.leaf),
-        "teams": len(run.team_ids),
-        "parameters": world.objective.dimension,
-        "never_took_part": int((~run.ledger.ever[topology.leaf]).sum()),
     }
+
+
+def of_model(run: Run) -> dict[str, Any]:
+    """What summary.json holds of one of several models."""
+    last: dict[str, Any] = next((r for r in reversed(run.history) if any(kind in r for kind in KINDS)), {})
+    return {
+        "algorithm": algorithm_name(run.algorithm),
+        "device_steps": run.world.device_steps,
+        **figures(run),
+        "train": {kind: last[kind]["train"] for kind in KINDS if "train" in last.get(kind, {})},
+        "traffic": run.ledger.total(),
+        "parameters": run.world.objective.dimension,
+    }
+
+
+def never_took_part(run: Run) -> int:
+    """Devices that no model ever reached."""
+    reached = np.zeros(len(run.device_ids), dtype=bool)
+    for part in run.parts:
+        topology = part.world.topology
+        reached[topology.order[part.ledger.ever[topology.leaf]].numpy()] = True
+    return int((~reached).sum())
+
+
+def traffic(run: Run) -> Iterator[tuple[int, str, str, int]]:
+    """(round, link, direction, bytes), of several models together."""
+    for number, amounts in enumerate(zip(*(p.ledger.rounds for p in run.parts), strict=True), 1):
+        for link, ways in add_up(amounts).items():
+            yield from ((number, link, way, amount) for way, amount in ways.items())
+
+
+def true_groups(run: Run) -> np.ndarray | None:
+    """The true group of each client of a method that learned some; None if the data have none, or clients mix them."""
+    topology, cluster = run.world.topology, run.world.batches.federation.cluster
+    if cluster is None:
+        return None
+    of_device, client = cluster[topology.order.numpy()], topology.ancestor(1).numpy()
+    first = np.unique(client, return_index=True)[1]
+    return of_device[first] if (of_device == of_device[first][client]).all() else None
+
+
+def write_collaboration(folder: Path, run: Run) -> None:
+    with atomic(folder / collaboration.FILE) as partial:
+        collaboration.save(partial, run.collaboration, true_groups(run))
+    if find_spec("matplotlib") is not None:
+        from polytier.report.heatmap import draw
+
+        with atomic(folder / "collaboration.png") as partial:
+            draw(folder / collaboration.FILE, partial)
 
 
 def best_of(judged: list[dict[str, Any]], models: list[str], split: str) -> dict[str, Any] | None:
@@ -206,7 +262,18 @@ def best_of(judged: list[dict[str, Any]], models: list[str], split: str) -> dict
 
 
 def device_table(run: Run) -> Iterator[Sequence[Any]]:
-    """The lines of devices.csv, in the order of the data."""
+    """The lines of devices.csv, in the order of the data; columns of several models begin with the model's name."""
+    columns: dict[str, Any] = {}
+    for part in run.parts:
+        prefix = f"{part.world.name}_" if part.world.name else ""
+        columns |= {f"{prefix}{name}": values for name, values in device_columns(part)}
+    team = run.world.batches.federation.team
+    yield ["id", "team", *columns]
+    for row, name in enumerate(run.device_ids.tolist()):
+        yield [name, "" if team is None else team[row], *(values[row] for values in columns.values())]
+
+
+def device_columns(run: Run) -> Iterator[tuple[str, Sequence[Any]]]:
     federation, order, evaluation = (
         run.world.batches.federation,
         run.world.topology.order.numpy(),
@@ -214,19 +281,14 @@ def device_table(run: Run) -> Iterator[Sequence[Any]]:
     )
     assert evaluation is not None
     split = np.diff(federation.bounds.numpy(), axis=1)
-    labels = federation.label_counts()
-    figures = {}
+    yield "samples", split.sum(1)
+    yield from zip(SPLITS, split.T, strict=True)
+    yield from ((f"label_{k}", counts) for k, counts in enumerate(federation.label_counts().T))
     for model in evaluation.models:
         for metric in run.world.metrics:
             values = np.empty(len(order))
             values[order] = evaluation.by_device(model, "test", metric)
-            figures[f"{model}_{metric}"] = values
-    counts = [f"label_{k}" for k in range(labels.shape[1])]
-    yield ["id", "team", "samples", *SPLITS, *counts, *figures]
-    for row, name in enumerate(run.device_ids.tolist()):
-        team = "" if federation.team is None else federation.team[row]
-        scores = ["" if np.isnan(v[row]) else float(v[row]) for v in figures.values()]
-        yield [name, team, split[row].sum(), *split[row], *labels[row], *scores]
+            yield f"{model}_{metric}", ["" if np.isnan(v) else float(v) for v in values]
 
 
 # -- models -------------------------------------------------------------------------------------------
@@ -234,7 +296,7 @@ def device_table(run: Run) -> Iterator[Sequence[Any]]:
 
 def write_models(folder: Path, run: Run) -> None:
     """{personal,team,global}.safetensors: a tensor a parameter, the first axis is the nodes."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     everywhere = None if run.global_ is None else run.global_.unsqueeze(0)
     ids = {"personal": run.device_ids, "team": run.team_ids, "global": np.array(["server"])}
     about = json.dumps(about_inputs(run.world.batches.federation))
@@ -271,109 +333,3 @@ def about_inputs(federation: Federation) -> dict[str, Any]:
 
 def dtype_name(values: Tensor) -> str:
     return str(values.dtype).removeprefix("torch.")
-
-
-def read_models(folder: Path) -> tuple[dict[str, tuple[dict[str, Tensor], np.ndarray]], dict[str, Any]]:
-    """By kind the parameters and ids; and what the models know of their inputs."""
-    found, about = {}, None
-    for path in (folder / f"{kind}.safetensors" for kind in KINDS):
-        if path.exists():
-            try:
-                with safe_open(path, "pt") as file:
-                    meta = file.metadata()
-                    parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                    found[path.stem] = parts, np.array(json.loads(meta["ids"]))
-                    about = json.loads(meta["inputs"])
-            except (SafetensorError, OSError, KeyError, TypeError) as error:
-                raise ValueError(f"{path} cannot be read: {error}; resume or repeat the run") from None
-    if about is None:
-        raise ValueError(f"{folder} holds no models; if the run was cut short, `polytier resume {folder.parent}`")
-    return found, about
-
-
-# -- reading ------------------------------------------------------------------------------------------
-
-
-def load_run(folder: Path, model: nn.Module | None = None) -> Run:
-    """A run as it was saved, without its data."""
-    config = read_config(folder)
-    parts, about = read_models(folder / "models")
-    if model is None:
-        if config["model"] == PYTHON:
-            raise ValueError(f"the model of {folder} was given in Python; give it again: Run.load(DIR, model=...)")
-        model = make_model(config["model"], tuple(about["shape"]), about["classes"], config["seed"])
-    dtype: torch.dtype = getattr(torch, config["dtype"])
-    topology = read_tree(folder)
-    federation = without_samples(about, topology)
-    loss = default_loss(model, about["classes"] is not None)
-    objective = Objective(model, loss, l2=config["l2"], dtype=dtype, batching=config["batching"])
-    world = World(
-        make_algorithm(config["algorithm"], config["set"]), topology, objective,
-        Batches(federation, config["seed"], dtype, keyed=bool(objective.dropouts)), Memory(topology),
-        (Participation(),) * topology.num_tiers, config["seed"], config["batch_size"], config["absent"],
-    )  # fmt: skip
-    rows = {kind: flat_rows(objective, *found) for kind, found in parts.items()}
-    nobody: tuple[None, np.ndarray] = (None, np.array([]))
-    team, team_ids = rows.get("team", nobody)
-    everywhere = rows.get("global", nobody)[0]
-    state, ledger, facts = read_state(folder, topology, everywhere)
-    world.device_steps = facts["device_steps"]
-    return Run(
-        world.algorithm, model, rows.get("personal", nobody)[0], team,
-        None if everywhere is None else everywhere[0], federation.ids, team_ids,
-        state, read_history(folder), world, ledger, None, facts["seconds"], config,
-    )  # fmt: skip
-
-
-def flat_rows(objective: Objective, parts: dict[str, Tensor], ids: np.ndarray) -> tuple[Tensor, np.ndarray]:
-    """[nodes, d] in the order of the module's own parameters."""
-    shapes = {name: tuple(part.shape[1:]) for name, part in parts.items()}
-    if shapes != dict(zip(objective.names, objective.shapes, strict=True)):
-        raise ValueError("the model has other parameters than the ones that were saved; give the model of that run")
-    return torch.cat([parts[name].reshape(len(ids), -1) for name in objective.names], 1), ids
-
-
-def read_tree(folder: Path) -> Topology:
-    tiers = read_json(folder / "topology.json")["tiers"]
-    names = tuple(np.array(tier["ids"]) for tier in tiers)
-    parents = [torch.zeros(1, dtype=torch.int64)]
-    for above, tier in pairwise(tiers):
-        place = {name: k for k, name in enumerate(above["ids"])}
-        parents.append(torch.tensor([place[name] for name in tier["parents"]]))
-    return Topology(names, tuple(parents), torch.tensor(tiers[-1]["row"]))
-
-
-def without_samples(about: dict[str, Any], topology: Topology) -> Federation:
-    """A federation of the run's devices that holds no data."""
-    ids = np.empty_like(topology.names[-1])
-    ids[topology.order.numpy()] = topology.names[-1]
-    x = torch.zeros(0, *about["shape"], dtype=getattr(torch, about["dtype"]))
-    bounds = torch.zeros(len(ids), 4, dtype=torch.int64)
-    return Federation(
-        x, torch.zeros(0, dtype=torch.int64), bounds, ids, num_classes=about["classes"],
-        scale=read_tensor(about["scale"]), shift=read_tensor(about["shift"]),
-    )  # fmt: skip
-
-
-def read_tensor(value: list | None) -> Tensor | None:
-    return None if value is None else torch.tensor(value[1], dtype=getattr(torch, value[0]))
-
-
-def read_state(folder: Path, topology: Topology, everywhere: Tensor | None) -> tuple[Rows, Ledger, dict[str, Any]]:
-    """What the server kept, the bytes and a few facts; checkpoints may have been removed to save space."""
-    ledger = Ledger(topology)
-    found = latest(folder)
-    if found is None:
-        figures = read_json(folder / "summary.json")
-        return {} if everywhere is None else everywhere, ledger, figures
-    _, tensors, facts = found
-    ledger.load(tensors, [record["bytes"] for record in read_history(folder)])
-    return checkpoint.unpack("state", tensors), ledger, facts
-
-
-def latest(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
-    """The newest checkpoint of a run folder."""
-    try:
-        return checkpoint.latest(folder / "checkpoints")
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ValueError(f"the checkpoint in {folder} cannot be read: {error}; repeat the run") from None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,6 +21,17 @@ def as_dict(rows: Rows) -> dict[str, Tensor]:
 
 def map_rows(function: Callable[[Tensor], Tensor], rows: Rows) -> Rows:
     return {k: function(v) for k, v in rows.items()} if isinstance(rows, dict) else function(rows)
+
+
+def pack(prefix: str, rows: Rows) -> dict[str, Tensor]:
+    """Rows as named tensors of a larger dict; a plain tensor is `prefix` itself."""
+    return {f"{prefix}:{k}": v for k, v in rows.items()} if isinstance(rows, dict) else {prefix: rows}
+
+
+def unpack(prefix: str, tensors: Mapping[str, Tensor]) -> Rows:
+    if prefix in tensors:
+        return tensors[prefix]
+    return {k.removeprefix(f"{prefix}:"): v for k, v in tensors.items() if k.startswith(f"{prefix}:")}
 
 
 def cat_rows(pieces: Sequence[Rows]) -> Rows:
@@ -105,14 +116,33 @@ class Sums:
         return divide(sums, empty if isinstance(empty, Tensor) else None)
 
 
-@dataclass
 class Answers(Sums):
-    """The answers themselves: rows [k, ...] of the children `ids` [k]; `parent` [k] is their parent's position."""
+    """The answers themselves: rows [k, ...] of the children `ids` [k]; `parent` [k] is their parent's position.
 
-    rows: Rows = dataclasses.field(default_factory=dict)
-    ids: Tensor = dataclasses.field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    parent: Tensor = dataclasses.field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    samples: Tensor = dataclasses.field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    They are summed, by `blocks` [k], when a sum or mean is first asked for.
+    """
+
+    def __init__(
+        self, sent: Rows, num: int, rows: Rows, ids: Tensor, parent: Tensor, samples: Tensor, blocks: Tensor
+    ) -> None:
+        self.sent, self.num = sent, num
+        self.rows, self.ids, self.parent, self.samples, self._blocks = rows, ids, parent, samples, blocks
+
+    @cached_property
+    def _summed(self) -> Sums:
+        summed = Sums.zeros(self.sent, self.num)
+        if len(self.ids):
+            folded = fold(self.rows, share_of_samples(self.samples, self.parent), self._blocks)
+            summed.add(folded, self.parent[starts_of(self._blocks)])
+        return summed
+
+    @property
+    def sums(self) -> dict[str, Rows]:  # type: ignore[override]
+        return self._summed.sums
+
+    @property
+    def totals(self) -> dict[str, Tensor]:  # type: ignore[override]
+        return self._summed.totals
 
     def grouped(self, by: Tensor, groups: int, empty: Rows) -> Sums:
         """Summed by another grouping than the parent: `by` [k] in 0 .. groups-1."""

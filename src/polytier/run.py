@@ -11,15 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polytier.algorithm import Algorithm, Call, Clock, World, execute
+from polytier.algorithm import Algorithm, execute
 from polytier.data.federation import Federation
 from polytier.evaluation import Evaluation, personal, personal_models, published_rows, shared_rows
 from polytier.ledger import Ledger
 from polytier.memory import Memory
 from polytier.rows import Rows
 from polytier.topology import Topology
+from polytier.world import Call, Clock, World
 
 if TYPE_CHECKING:
+    from polytier.collaboration import Collaboration
     from polytier.training import Training
 
 
@@ -48,6 +50,9 @@ class Run:
     global_     | [d] the server's model, or None
     state       | what the server kept; with the team models it serves to adapt a new device
     history     | a dict a round, as in metrics.jsonl
+    ledger      | the bytes of every message; None where there are several models, each with its own
+    models      | where several models were trained on one pool: a run for each, by name
+    collaboration | by round, who listened to whom, if the method learned that
     """
 
     algorithm: Algorithm
@@ -64,6 +69,8 @@ class Run:
     evaluation: Evaluation | None
     seconds: float
     settings: dict[str, Any] = field(default_factory=dict)  # of `Training`, for the run folder
+    models: dict[str, Run] = field(default_factory=dict)
+    collaboration: dict[int, Collaboration] = field(default_factory=dict)
 
     @property
     def rounds(self) -> int:
@@ -71,24 +78,49 @@ class Run:
 
     @classmethod
     def of(cls, training: Training) -> Run:
+        """What training has come to."""
+        learned = training.collaboration | training.learned()
+        if not training.world.scopes:
+            return cls.of_world(training.world, training, training.settings, collaboration=learned)
+        shared = {k: v for k, v in training.settings.items() if k != "models"}
+        models = {
+            name: cls.of_world(world, training, {**shared, **training.settings["models"][name]})
+            for name, world in training.world.scopes.items()
+        }
         world, topology = training.world, training.world.topology
-        own = personal_models(world, training.state, training.round)
+        return cls(
+            training.algorithm, world.module, None, None, None, world.batches.federation.ids, team_names(topology),
+            training.state, training.history, world, world.ledger, None, training.seconds, training.settings, models,
+            learned,
+        )  # fmt: skip
+
+    @classmethod
+    def of_world(cls, world: World, training: Training, settings: dict[str, Any], **more: Any) -> Run:
+        """The same of one model."""
+        topology, state = world.topology, training.part_state(world.name)
+        own = personal_models(world, state, training.round)
         if own is not None:
             own = torch.empty_like(own).index_copy_(0, topology.order, own)  # back to the federation's order
-        rows, _ = shared_rows(world, training.state)
-        everywhere = training.algorithm.global_model(training.state)
+        rows, _ = shared_rows(world, state)
+        everywhere = world.algorithm.global_model(state)
+        history = [record_of(record, world.name) for record in training.history] if world.name else training.history
         return cls(
-            training.algorithm, training.module, own, rows.get("team"),
-            None if everywhere is None else everywhere[0],
-            training.federation.ids, topology.names[topology.leaf - 1] if topology.num_tiers > 2 else np.array([]),
-            training.state, training.history, world, training.ledger, training.evaluation, training.seconds,
-            training.settings,
+            world.algorithm, world.module, own, rows.get("team"), None if everywhere is None else everywhere[0],
+            world.batches.federation.ids, team_names(topology), state, history, world, world.ledger,
+            training.evaluations.get(world.name), training.seconds, settings, **more,
         )  # fmt: skip
+
+    @property
+    def parts(self) -> list[Run]:
+        """The runs of several models, or this one."""
+        return list(self.models.values()) or [self]
 
     # -- models --------------------------------------------------------------------------------------
 
     def row(self, *, device: Any = None, team: Any = None) -> Tensor:
         """[d] the model of a device, of a team or, with neither, of the server."""
+        if self.models:
+            raise ValueError(f"this run has several models, {', '.join(self.models)}; say which one")
         if device is not None:
             return pick(self.personal, self.device_ids, device, "device", "personal")
         if team is not None:
@@ -118,6 +150,8 @@ class Run:
 
         It starts from its team's model (or the server's) as a member of the team would in the next round.
         """
+        if self.models:
+            raise ValueError(f"this run has several models; adapt one of run.models: {', '.join(self.models)}")
         newcomer = Federation.from_arrays(x, y, np.zeros(len(x), dtype=np.int64), shares=(1, 0, 0))
         old = self.world.batches.federation
         newcomer = replace(newcomer, num_classes=old.num_classes, scale=old.scale, shift=old.shift)
@@ -132,7 +166,7 @@ class Run:
         elif isinstance(self.state, dict) or self.global_ is not None:
             sent = self.state
         world = replace(
-            self.world, topology=topology, memory=Memory(topology), engine=None,
+            self.world, topology=topology, memory=Memory(topology), engine=None, name="",
             batches=self.world.batches.over(newcomer),
         )  # fmt: skip
         world.__dict__.pop("samples", None)
@@ -155,9 +189,19 @@ class Run:
     @classmethod
     def load(cls, folder: str | Path, model: nn.Module | None = None) -> Run:
         """A run from its folder. `model`: the module, if it was given in Python and not by name."""
-        from polytier.folder import load_run
+        from polytier.loading import load_run
 
         return load_run(Path(folder), model)
+
+
+def team_names(topology: Topology) -> np.ndarray:
+    return topology.names[topology.leaf - 1] if topology.num_tiers > 2 else np.array([])
+
+
+def record_of(record: dict[str, Any], model: str) -> dict[str, Any]:
+    """A round's record with the figures of one of several models in the place of their means."""
+    shared = {k: record[k] for k in ("round", "bytes", "seconds", "participants") if k in record}
+    return {**shared, **record.get("models", {}).get(model, {})}
 
 
 def pick(rows: Tensor | None, ids: np.ndarray, name: Any, what: str, kind: str) -> Tensor:

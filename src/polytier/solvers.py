@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from polytier.algorithm import Local
@@ -26,3 +28,23 @@ def proximal_sgd(
             direction += pull * (theta - anchor)
         theta -= direction.mul_(lr)
     return theta
+
+
+def descend(
+    gradient: Callable[[Tensor], Tensor], x: Tensor, lr: Any, steps: int, nesterov: bool = False, accuracy: float = 0.0
+) -> Tensor:
+    """`steps` times y = x_k + m_k (x_k - x_{k-1}), x_{k+1} = y - lr * gradient(y); m_k = k / (k + 3), or 0 if plain.
+
+    A row stops at the first y where |gradient(y)|^2 <= accuracy (0: none does). `gradient` answers new rows, and
+    is that of one function: on a mini-batch that is held.
+    """
+    before = x
+    for k in range(steps):
+        y = x.add(x - before, alpha=k / (k + 3)) if nesterov and k else x
+        direction = gradient(y)
+        small = (direction * direction).sum(1, keepdim=True) <= accuracy if accuracy else None
+        after = y - direction.mul_(lr)
+        if small is not None:
+            after, x = torch.where(small, y, after), torch.where(small, y, x)  # no momentum is left: it stays
+        before, x = x, after
+    return x

@@ -6,20 +6,21 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polytier.algorithm import Algorithm, Children, Clock, World, check_finite
-from polytier.checkpoint import pack, unpack
+from polytier.algorithm import Algorithm, Children, check_finite
 from polytier.codec import CODECS
-from polytier.data.batches import Batches
+from polytier.collaboration import Collaboration, when_kept
+from polytier.data.batches import Batches, check_batch_size
 from polytier.data.federation import Federation
 from polytier.engines.stacked import Stacked
 from polytier.evaluation import Evaluation, evaluate
-from polytier.ledger import Ledger
+from polytier.ledger import Ledger, add_up
 from polytier.memory import Memory
 from polytier.models import checked, make_model, quadratic_loss
 from polytier.objective import (
@@ -32,12 +33,17 @@ from polytier.objective import (
     squared_error,
 )
 from polytier.participation import Participation
-from polytier.rows import Rows
+from polytier.rows import Rows, pack, unpack
 from polytier.run import Run
 from polytier.topology import Topology
+from polytier.world import Clock, World
 
 log = logging.getLogger("polytier")
 WORKERS_PAY = 30  # seconds of work that are worth the start of worker processes
+
+
+T = TypeVar("T")
+OneOrEach = T | Mapping[str, T]  # where several models share the devices: one for all, or one by name
 
 
 class Callback:
@@ -54,8 +60,8 @@ class Callback:
 
 
 def train(
-    algorithm: Algorithm, federation: Federation, model: nn.Module | str, *, rounds: int = 100, seed: int = 0,
-    callbacks: Iterable[Callback] = (), **settings: Any,
+    algorithm: Algorithm, federation: OneOrEach[Federation], model: OneOrEach[nn.Module | str], *, rounds: int = 100,
+    seed: int = 0, callbacks: Iterable[Callback] = (), **settings: Any,
 ) -> Run:  # fmt: skip
     """Train `model` over `federation` with `algorithm` for `rounds` rounds. `settings` are those of `Training`."""
     with Training(algorithm, federation, model, seed=seed, **settings) as training:
@@ -66,12 +72,13 @@ class Training:
     """A run in progress: what is fixed before the first round, and what changes from round to round."""
 
     def __init__(
-        self, algorithm: Algorithm, federation: Federation, model: nn.Module | str, *, seed: int = 0,
-        topology: Topology | None = None, loss: Loss | None = None,
-        metrics: Mapping[str, Callable[[Tensor, Tensor], Tensor]] | None = None, l2: float = 0.0,
-        team_participation: Any = 1.0, device_participation: Any = 1.0, absent: str = "skip", batch_size: int = 32,
-        eval_every: int = 1, workers: int | None = 1, tile: int | None = None, inner_tile: int | None = None,
-        dtype: str = "float32", on: str = "cpu", codec: str | None = None, batching: str | None = None,
+        self, algorithm: Algorithm, federation: OneOrEach[Federation], model: OneOrEach[nn.Module | str], *,
+        seed: int = 0, topology: Topology | None = None, loss: OneOrEach[Loss | None] = None,
+        metrics: Mapping[str, Callable[[Tensor, Tensor], Tensor]] | None = None, l2: OneOrEach[float] = 0.0,
+        team_participation: Any = 1.0, device_participation: Any = 1.0, absent: str = "skip",
+        batch_size: OneOrEach[int | str] = 32, eval_every: int = 1, workers: int | None = 1, tile: int | None = None,
+        inner_tile: int | None = None, dtype: str = "float32", on: str = "cpu", codec: str | None = None,
+        batching: OneOrEach[str | None] = None,
     ) -> None:  # fmt: skip
         """Settle everything; nothing is drawn from a generator with hidden state.
 
@@ -79,56 +86,77 @@ class Training:
         loss, metrics       | functions (outputs, targets) -> one value a sample; by default cross-entropy and
                               accuracy for classes, half the squared error otherwise
         l2                  | adds l2/2 |theta|^2 to every device's objective
-        *_participation     | a fraction, "count:N", "table:FILE" or a table [rounds, nodes]
+        *_participation     | a fraction, "count:N", "table:FILE", "schedule:FILE" or a table [rounds, nodes]
         absent              | "skip": the mean is over those who answered; "stale": the others' last answers count too
+        batch_size          | a number, or "grow:A/(B+t)": at least the share 1 - A/(B+t) of a device's samples
         tile, workers       | devices computed at once, processes; neither changes a bit of the result. workers=None:
                               one a core, as soon as the rest of the run would take so long that it pays
         batching            | how stacks are run (see objective.py); None: found by a check at the start
+
+        A wrapper of several methods takes federation, model, loss, l2, batch_size and batching once for all of
+        them or one by name.
         """
-        check_settings(batch_size, eval_every, workers, tile, dtype, on, codec, absent, batching)
-        self.algorithm, self.federation, self.seed, self.eval_every = algorithm, federation, seed, eval_every
-        topology = topology or default_topology(federation)
-        if algorithm.tiers == 2 and topology.num_tiers > 2:
-            log.info("%s is a flat method: the teams are ignored", type(algorithm).__name__)
-            topology = topology.flat()
-        kind: torch.dtype = getattr(torch, dtype)
-        name = model if isinstance(model, str) else "python"
-        if isinstance(model, str):
-            model = make_model(model, tuple(federation.x.shape[1:]), federation.num_classes, seed)
-        self.module = checked(type(model).__name__, model)
-        classes = federation.num_classes is not None
-        loss = loss or default_loss(model, classes)
-        metrics = metrics if metrics is not None else {"accuracy": correct} if classes else {}
-        objective = Objective(model, loss, l2=l2, dtype=kind, device=on, batching=batching or "stacked")
-        teams, devices = Participation.parse(team_participation), Participation.parse(device_participation)
-        participation = (Participation(), *[teams] * (topology.num_tiers - 2), devices)
-        check_tables(participation, topology)
-        self.world = World(
-            algorithm, topology, objective, Batches(federation, seed, kind, on, bool(objective.dropouts)),
-            Memory(topology), participation, seed, batch_size, absent, metrics=metrics,
-        )  # fmt: skip
+        check_settings(eval_every, workers, tile, dtype, on, codec, absent)
+        self.algorithm, self.seed, self.eval_every = algorithm, seed, eval_every
         self.threads = torch.get_num_threads()
         torch.set_num_threads(1)  # more would change the order of sums with the machine
-        if batching is None:
-            choose_batching(objective, self._sample_batch(), seed)
-            if objective.batching != "stacked":
-                log.info("batching: %s (rows of this model depend on their stack)", objective.batching)
-        self.ledger = Ledger(topology)
-        self.codec = CODECS[codec or dtype]
-        self.settings: dict[str, Any] = {  # what a run folder records
-            "model": name, "seed": seed, "l2": l2, "absent": absent, "batch_size": batch_size,
-            "eval_every": eval_every, "dtype": dtype, "on": on, "codec": self.codec.name,
-            "batching": objective.batching,
+        own = {
+            "federation": federation, "model": model, "loss": loss, "l2": l2, "batch_size": batch_size,
+            "batching": batching,
         }  # fmt: skip
-        self.world.engine = Stacked(
-            self.world, self.ledger, self.codec, tile=tile, inner_tile=inner_tile, workers=workers or 1
-        )
+        shared = {
+            "seed": seed, "topology": topology, "metrics": metrics, "absent": absent, "dtype": dtype, "on": on,
+            "rules": (Participation.parse(team_participation), Participation.parse(device_participation)),
+        }  # fmt: skip
+        methods = algorithm.parts() or {"": algorithm}
+        of_each = {name: {k: one_of(k, v, name, methods) for k, v in own.items()} for name in methods}
+        worlds = {
+            name: make_world(method, name=name, hold=algorithm.frame, **of_each[name], **shared)
+            for name, method in methods.items()
+        }
+        self.world = join(algorithm, worlds) if algorithm.parts() else worlds[""]
+        self.codec = CODECS[codec or dtype]
+        recorded = {
+            name: {
+                "model": each["model"] if isinstance(each["model"], str) else "python", "l2": each["l2"],
+                "batch_size": each["batch_size"], "batching": worlds[name].objective.batching,
+            }
+            for name, each in of_each.items()
+        }  # fmt: skip
+        self.settings: dict[str, Any] = {  # what a run folder records
+            "seed": seed, "absent": absent, "eval_every": eval_every, "dtype": dtype, "on": on,
+            "codec": self.codec.name, **({"models": recorded} if algorithm.parts() else recorded[""]),
+        }  # fmt: skip
+        engine = Stacked(self.world, self.codec, tile=tile, inner_tile=inner_tile, workers=workers or 1)
+        self.use(engine)
         self.choose_workers = workers is None
-        self.state: Rows = algorithm.init(objective.initial.unsqueeze(0).clone())
+        for warning in algorithm.check(self._server(0)):
+            log.warning("%s", warning)
+        first = {name: world.objective.initial.unsqueeze(0).clone() for name, world in worlds.items()}
+        self.state: Rows = algorithm.init(first if algorithm.parts() else first[""])
         self.round, self.rounds = 0, 0  # done, and asked for
         self.seconds = 0.0
         self.history: list[dict[str, Any]] = []
-        self.evaluation: Evaluation | None = None
+        self.evaluations: dict[str, Evaluation] = {}  # by model; "" where there is one
+        self.collaboration: dict[int, Collaboration] = {}  # by round, of a method that learns whom to listen to
+
+    @property
+    def ledger(self) -> Ledger:
+        """The messages of the run; where there are several models each one's world has its own."""
+        return self.world.ledger
+
+    def use(self, engine: Any) -> None:
+        """Run the nodes by this engine."""
+        for world in (self.world, *self.world.parts):
+            world.engine = engine
+
+    def part_state(self, name: str) -> Rows:
+        """What the server keeps of one of several models; of the only one, all of it."""
+        assert isinstance(self.state, dict) or not name
+        return unpack(name, self.state) if name and isinstance(self.state, dict) else self.state
+
+    def _server(self, round_: int) -> Children:
+        return Children(self.world, 0, torch.zeros(1, dtype=torch.int64), Clock(round_))
 
     def __enter__(self) -> Training:
         return self
@@ -167,53 +195,155 @@ class Training:
     def step(self) -> float:
         """One round of the server's program; the seconds it took."""
         started = time.perf_counter()
-        self.ledger.start_round()
-        server = Children(self.world, 0, torch.zeros(1, dtype=torch.int64), Clock(self.round))
+        for part in self.world.parts:
+            part.ledger.start_round()
+        server = self._server(self.round)
         self.state = self.algorithm.server(self.state, server)
         check_finite(server, self.state)
         self.round += 1
+        if when_kept(self.round):
+            self.collaboration |= self.learned()
         seconds = time.perf_counter() - started
         self.seconds += seconds
         return seconds
+
+    def learned(self) -> dict[int, Collaboration]:
+        """Who listens to whom now, under the round's number; nothing if the method does not learn that."""
+        learned = self.algorithm.collaboration(self.state)
+        return {} if learned is None else {self.round: replace(learned, ids=self.world.topology.names[1])}
 
     def _record(self, seconds: float, last: bool) -> dict[str, Any]:
         """What is known of the round that has just ended."""
         record: dict[str, Any] = {"round": self.round}
         if self.round % self.eval_every == 0 or last:
-            self.evaluation = evaluate(self.world, self.state, self.round)
-            for model, split in self.evaluation.sums:
-                record.setdefault(model, {})[split] = self.evaluation.summary(model, split)
-        names = self.world.topology.tier_names
-        took_part = {names[t]: int(mask.sum()) for t, mask in self.ledger.took_part.items()}
-        return {**record, "bytes": self.ledger.rounds[-1], "seconds": seconds, "participants": took_part}
+            self._evaluate()
+            figures = {name: evaluation.figures() for name, evaluation in self.evaluations.items()}
+            record |= {**means(list(figures.values())), "models": figures} if self.world.scopes else figures[""]
+        ledgers = [part.ledger for part in self.world.parts]
+        present: dict[str, list[np.ndarray]] = {}  # a team may be in the trees of several models
+        for ledger in ledgers:
+            for tier, mask in ledger.took_part.items():
+                names = ledger.topology.names[tier][mask.numpy()]
+                present.setdefault(ledger.topology.tier_names[tier], []).append(names)
+        counts = {t: len(np.unique(np.concatenate(n)) if len(n) > 1 else n[0]) for t, n in present.items()}
+        nbytes = add_up(ledger.rounds[-1] for ledger in ledgers)
+        return {**record, "bytes": nbytes, "seconds": seconds, "participants": counts}
 
-    def _sample_batch(self):
-        """A batch of a few devices, for the self-check."""
-        rows = torch.arange(min(4, len(self.federation)))
-        return self.world.batches.walk(rows, 0, 0, self.world.batch_size).next()
+    def _evaluate(self) -> None:
+        self.evaluations = {p.name: evaluate(p, self.part_state(p.name), self.round) for p in self.world.parts}
 
     # -- to go on later ------------------------------------------------------------------------------
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and facts from which `restore` goes on to the bit."""
         tensors = pack("state", self.state)
-        tensors |= {f"memory:{k}": v for k, v in self.world.memory.state().items()}
-        tensors |= self.ledger.state()
+        for part in self.world.parts:
+            kept = {f"memory:{k}": v for k, v in part.memory.state().items()} | part.ledger.state()
+            tensors |= {f"{part.name}>{k}" if part.name else k: v for k, v in kept.items()}
+        for number, learned in self.collaboration.items():
+            arrays = {"base": learned.base, "pairs": learned.pairs, "weights": learned.weights}
+            tensors |= {f"collaboration:{number}:{k}": torch.from_numpy(v) for k, v in arrays.items()}
+        of_each = {p.name: {"device_steps": p.device_steps, "traffic": p.ledger.rounds} for p in self.world.parts}
         facts = {
-            "round": self.round, "seconds": self.seconds, "device_steps": self.world.device_steps,
-            "history": self.history, "traffic": self.ledger.rounds,
+            "round": self.round, "seconds": self.seconds, "history": self.history,
+            "collaboration": list(self.collaboration),
+            **(of_each.get("") or {"device_steps": self.world.all_steps, "models": of_each}),
         }  # fmt: skip
         return tensors, facts
 
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         self.state = unpack("state", tensors)
-        prefix = "memory:"
-        self.world.memory.load({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
-        self.ledger.load(tensors, facts["traffic"])
+        for part in self.world.parts:
+            prefix = f"{part.name}>" if part.name else ""
+            own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+            part.memory.load({k.removeprefix("memory:"): v for k, v in own.items() if k.startswith("memory:")})
+            its = facts["models"][part.name] if part.name else facts
+            part.ledger.load(own, its["traffic"])
+            part.device_steps = its["device_steps"]
+        ids = self.world.topology.names[1]
+        for number in facts["collaboration"]:
+            arrays = (tensors[f"collaboration:{number}:{k}"].numpy() for k in ("base", "pairs", "weights"))
+            self.collaboration[number] = Collaboration(ids, *arrays)
         self.round, self.seconds, self.history = facts["round"], facts["seconds"], facts["history"]
-        self.world.device_steps = facts["device_steps"]
         if self.history:
-            self.evaluation = evaluate(self.world, self.state, self.round)
+            self._evaluate()
+
+
+# -- what a run is made of ----------------------------------------------------------------------------
+
+
+def one_of(key: str, value: Any, name: str, methods: Mapping[str, Algorithm]) -> Any:
+    """The setting of one of several models, if it is given by name."""
+    if not isinstance(value, Mapping):
+        return value
+    if set(value) != set(methods) or "" in methods:
+        wanted = f"the models are {', '.join(methods)}" if "" not in methods else "there is one model"
+        raise ValueError(f"{key} is given for {', '.join(map(str, value)) or 'no model'}; {wanted}")
+    return value[name]
+
+
+def make_world(
+    algorithm: Algorithm, *, name: str, federation: Federation, model: nn.Module | str, seed: int,
+    topology: Topology | None, rules: tuple[Participation, Participation], loss: Loss | None,
+    metrics: Mapping[str, Callable[[Tensor, Tensor], Tensor]] | None, l2: float, batch_size: int | str, absent: str,
+    dtype: str, on: str, batching: str | None, hold: int,
+) -> World:  # fmt: skip
+    """All that the programs of one model share."""
+    check_batch_size(batch_size)
+    if batching not in (None, *BATCHINGS):
+        raise ValueError(f"batching {batching!r} is unknown; allowed: {', '.join(BATCHINGS)}")
+    topology = topology or default_topology(federation)
+    if algorithm.tiers == 2 and topology.num_tiers > 2:
+        log.info("%s is a flat method: the teams are ignored", type(algorithm).__name__)
+        topology = topology.flat()
+    kind: torch.dtype = getattr(torch, dtype)
+    if isinstance(model, str):
+        model = make_model(model, tuple(federation.x.shape[1:]), federation.num_classes, seed)
+    classes = federation.num_classes is not None
+    metrics = metrics if metrics is not None else {"accuracy": correct} if classes else {}
+    objective = Objective(
+        checked(type(model).__name__, model), loss or default_loss(model, classes), l2=l2, dtype=kind, device=on,
+        batching=batching or "stacked",
+    )  # fmt: skip
+    batches = Batches(federation, seed, kind, on, bool(objective.dropouts))
+    if batching is None:
+        few = torch.arange(min(4, len(federation)))
+        size = batch_size if isinstance(batch_size, int) else 32
+        choose_batching(objective, batches.walk(few, 0, 0, size).next(), seed)
+        if objective.batching != "stacked":
+            log.info("batching: %s (rows of this model depend on their stack)", objective.batching)
+    teams, devices = rules
+    participation = (Participation(), *[teams] * (topology.num_tiers - 2), devices)
+    return World(
+        algorithm, topology, objective, batches, Memory(topology), named(participation, topology), seed, batch_size,
+        absent, metrics=metrics, ledger=Ledger(topology), name=name, hold=hold, module=model,
+    )  # fmt: skip
+
+
+def join(algorithm: Algorithm, worlds: dict[str, World]) -> World:
+    """The world above those of several models on one pool of devices."""
+    first, *others = worlds.values()
+    for world in others:
+        if not np.array_equal(world.batches.federation.ids, first.batches.federation.ids):
+            raise ValueError(
+                f"the data of {first.name} and {world.name} name other devices; several models share one pool, "
+                "so each device needs data for every model"
+            )
+    deepest = max(worlds.values(), key=lambda world: world.topology.num_tiers)
+    return replace(
+        deepest, algorithm=algorithm, memory=Memory(deepest.topology), name="", scopes=worlds, ledger=None, hold=1
+    )  # type: ignore[arg-type]
+
+
+def means(figures: list[dict[str, Any]]) -> dict[str, Any]:
+    """Loss and metrics of several models, averaged over the models that have them."""
+    result: dict[str, Any] = {}
+    for kind in dict.fromkeys(kind for each in figures for kind in each):
+        for split in dict.fromkeys(split for each in figures for split in each.get(kind, ())):
+            seen = [each[kind][split] for each in figures if split in each.get(kind, {})]
+            shared = [metric for metric in seen[0] if all(metric in s and s[metric] is not None for s in seen)]
+            result.setdefault(kind, {})[split] = {m: sum(s[m] for s in seen) / len(seen) for m in shared}
+    return result
 
 
 def default_topology(federation: Federation) -> Topology:
@@ -226,18 +356,19 @@ def default_loss(model: nn.Module, classes: bool) -> Loss:
     return cross_entropy if classes else squared_error
 
 
-def check_tables(participation: Iterable[Participation], topology: Topology) -> None:
+def named(participation: tuple[Participation, ...], topology: Topology) -> tuple[Participation, ...]:
+    """The rules for the nodes of this tree."""
     for tier, rule in enumerate(participation):
         if rule.table is not None and rule.table.shape[1] != topology.size(tier):
             raise ValueError(
                 f"the participation table has {rule.table.shape[1]} columns; "
                 f"there are {topology.size(tier)} nodes in tier {topology.tier_names[tier]}"
             )
+    return tuple(rule.of(topology.names[tier]) for tier, rule in enumerate(participation))
 
 
-def check_settings(batch_size, eval_every, workers, tile, dtype, on, codec, absent, batching) -> None:
+def check_settings(eval_every, workers, tile, dtype, on, codec, absent) -> None:
     for name, value in (
-        ("batch size", batch_size),
         ("eval-every", eval_every),
         ("workers", 1 if workers is None else workers),
         ("tile", 1 if tile is None else tile),
@@ -246,7 +377,7 @@ def check_settings(batch_size, eval_every, workers, tile, dtype, on, codec, abse
             raise ValueError(f"{name} is a whole number of at least 1; got {value!r}")
     allowed = {
         "dtype": (dtype, ("float32", "float64")), "absent": (absent, ("skip", "stale")),
-        "codec": (codec, (None, *CODECS)), "batching": (batching, (None, *BATCHINGS)),
+        "codec": (codec, (None, *CODECS)),
     }  # fmt: skip
     for name, (value, choices) in allowed.items():
         if value not in choices:

@@ -6,13 +6,18 @@ from polytier.algorithms.fedavg_ft import FedAvgFT
 from polytier.algorithms.fedprox import FedProx
 from polytier.algorithms.hier_fedavg import HierFedAvg
 from polytier.algorithms.local import Local
+from polytier.algorithms.multimodel import MFARR, MFARand
 from polytier.algorithms.permfl import PerMFL
 from polytier.algorithms.pfedme import PFedMe
 from polytier.algorithms.pfedmt import PFedMT
+from polytier.algorithms.sfedhp import SFedHP
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "permfl": PerMFL,
     "pfedmt": PFedMT,
+    "sfedhp": SFedHP,
+    "mfa-rand": MFARand,
+    "mfa-rr": MFARR,
     "pfedme": PFedMe,
     "local": Local,
     "fedavg": FedAvg,
@@ -21,4 +26,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "hier-fedavg": HierFedAvg,
 }
 
-__all__ = ["ALGORITHMS", "FedAvg", "FedAvgFT", "FedProx", "HierFedAvg", "Local", "PFedMT", "PFedMe", "PerMFL"]
+__all__ = [
+    "ALGORITHMS", "MFARR", "FedAvg", "FedAvgFT", "FedProx", "HierFedAvg", "Local", "MFARand", "PFedMT", "PFedMe",
+    "PerMFL", "SFedHP",
+]  # fmt: skip

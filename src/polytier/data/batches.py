@@ -9,8 +9,10 @@ from torch import Tensor
 
 from polytier import random
 from polytier.data.federation import Federation
+from polytier.fields import schedule
 
 UNBOUNDED = 1 << 62
+GROW = "grow:"  # a batch size that grows with the rounds
 RESHUFFLE = 1024  # samples; a device with k times as many keeps an order for 1 + k rounds
 
 
@@ -48,6 +50,24 @@ class Batch:
         raise IndexError(i)
 
 
+def check_batch_size(rule: int | str) -> None:
+    if isinstance(rule, str) and rule.startswith(GROW):
+        schedule(rule.removeprefix(GROW))
+    elif isinstance(rule, bool) or not isinstance(rule, int) or rule < 1:
+        raise ValueError(f"batch size is a whole number of at least 1, or grow:A/(B+t); got {rule!r}")
+
+
+def batch_sizes(rule: int | str, samples: Tensor, round_: int) -> Tensor:
+    """[n] the batch size of each device: a number, or `grow:A/(B+t)`, at least the share 1 - A/(B+t) of its samples.
+
+    Growing sizes are rounded up to 32, 64, 128, ..., because each size is a computation of its own.
+    """
+    if isinstance(rule, int):
+        return torch.full_like(samples, rule)
+    wanted = (1 - schedule(rule.removeprefix(GROW))(round_)) * samples.double()
+    return 2 ** wanted.clamp(min=32).log2().ceil().long()
+
+
 def padded_width(samples: int, size: int) -> int:
     """What a device's batch is padded to: the batch size or, with fewer samples, 1, 64, 128, 256, ...
 
@@ -77,7 +97,7 @@ class Batches:
         self.order = torch.arange(len(federation.x))
         self.stamp = torch.full((len(federation),), -1)
         self.keys = torch.tensor([random.signed(random.name_key(i)) for i in federation.ids.tolist()])
-        self.usual_steps: dict[tuple[int, str], int] = {}  # how far the last walk went: only saves work
+        self.usual_steps: dict[str, int] = {}  # how far the last walk went: only saves work
 
     def over(self, federation: Federation) -> Batches:
         """The same for other data."""
@@ -99,11 +119,12 @@ class Batches:
         self.order[place[inside]] = (start + order)[inside]
         self.stamp[rows] = epoch
 
-    def walk(self, rows: Tensor, round_: int, call: int, size: int, stream: str = "") -> Walk:
-        """The mini-batches of one call, one after the other."""
+    def walk(self, rows: Tensor, round_: int, call: int, size: int | Tensor, stream: str = "") -> Walk:
+        """The mini-batches of one call, one after the other; `size`: one for all, or one a device [n]."""
         self.reshuffle(rows, round_)
         drawn = random.node_keys(random.key(self.seed, "batch", stream, round_, call), self.keys[rows])
-        return Walk(self, rows, drawn, size, stream)
+        sizes = torch.full_like(rows, size) if isinstance(size, int) else size
+        return Walk(self, rows, drawn, sizes, stream)
 
     def whole(self, rows: Tensor, split: str = "train", chunk: int | None = None, part: int = 0) -> Batch:
         """All samples of a split; with `chunk`, at most that many: the part-th of them. Empty devices are left out."""
@@ -113,7 +134,7 @@ class Batches:
             end = torch.minimum(end, begin + chunk)
         samples = (end - begin).clamp(min=0)
         groups = []
-        for which, width in groups_by_width(samples, chunk or UNBOUNDED):
+        for which, width in groups_by_width(samples, torch.full_like(samples, chunk or UNBOUNDED)):
             if width:
                 count = samples[which].unsqueeze(1)
                 index = torch.minimum(torch.arange(width), count - 1) + begin[which].unsqueeze(1)
@@ -134,13 +155,13 @@ class Batches:
 class Walk:
     """From a batch drawn at random through each device's order, and round again."""
 
-    def __init__(self, batches: Batches, rows: Tensor, drawn: Tensor, size: int, stream: str) -> None:
-        self.batches, self.size, self.stream, self.num_rows = batches, size, stream, len(rows)
+    def __init__(self, batches: Batches, rows: Tensor, drawn: Tensor, size: Tensor, stream: str) -> None:
+        self.batches, self.stream, self.num_rows = batches, stream, len(rows)
         samples = batches.federation.samples[rows]
         first = (random.uniform(drawn, 1).squeeze(1) * ((samples + size - 1) // size)).long()
         start = batches.federation.bounds[rows, 0]
         self.groups = [
-            (which, width, *(v[which].unsqueeze(1) for v in (start, samples, first, drawn)))
+            (which, width, *(v[which].unsqueeze(1) for v in (start, samples, size, first, drawn)))
             for which, width in groups_by_width(samples, size)
         ]
         self.step, self.prepared_from = 0, 0
@@ -149,11 +170,11 @@ class Walk:
     def next(self) -> Batch:
         k = self.step - self.prepared_from
         if not self.prepared or k == len(self.prepared[0][0]):
-            usual = self.batches.usual_steps.get((self.size, self.stream), 0)
+            usual = self.batches.usual_steps.get(self.stream, 0)
             self.prepare(max(usual - self.step, min(self.step, 32), 1))
             k = 0
         self.step += 1
-        self.batches.usual_steps[self.size, self.stream] = self.step
+        self.batches.usual_steps[self.stream] = self.step
         groups = [
             self.batches.gather(which, index[k], weight[k], None if key is None else key[k])
             for (which, *_), (index, weight, key) in zip(self.groups, self.prepared, strict=True)
@@ -164,10 +185,10 @@ class Walk:
         """Which samples the next steps take: by group [steps, r, B], drawn all at once."""
         steps = torch.arange(self.step, self.step + num_steps).reshape(-1, 1, 1)
         self.prepared_from, self.prepared = self.step, []
-        for _, width, start, samples, first, drawn in self.groups:
-            begin = ((first + steps) % ((samples + self.size - 1) // self.size)) * self.size  # [steps, r, 1]
+        for _, width, start, samples, size, first, drawn in self.groups:
+            begin = ((first + steps) % ((samples + size - 1) // size)) * size  # [steps, r, 1]
             place = torch.minimum(begin + torch.arange(width), samples - 1) + start
-            weight = share_of_batch((samples - begin).clamp(max=self.size), width, self.batches.dtype)
+            weight = share_of_batch(torch.minimum(samples - begin, size), width, self.batches.dtype)
             key = random.bits(drawn.squeeze(1) + steps.squeeze(2), width) if self.batches.keyed else None
             self.prepared.append((self.batches.order[place], weight, key))
 
@@ -177,9 +198,9 @@ def share_of_batch(count: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     return (torch.arange(width) < count).to(dtype) / count.to(dtype)
 
 
-def groups_by_width(samples: Tensor, size: int) -> list[tuple[Tensor | slice, int]]:
-    """Devices by the width that their batch is padded to, which depends on nothing but the device."""
-    widths = torch.tensor([padded_width(s, size) for s in samples.tolist()])
+def groups_by_width(samples: Tensor, size: Tensor) -> list[tuple[Tensor | slice, int]]:
+    """Devices by the width that their batch is padded to, which depends on nothing but the device and its size."""
+    widths = torch.tensor([padded_width(*pair) for pair in zip(samples.tolist(), size.tolist(), strict=True)])
     present = widths.unique().tolist()
     if len(present) == 1:
         return [(slice(None), present[0])]

@@ -16,7 +16,7 @@ from polytier.data.federation import Federation, one_a_device
 from polytier.data.own import load_npz
 from polytier.data.partition import PARTITIONS, Assignment, column
 from polytier.data.sources import SOURCES, Source, synthetic_devices
-from polytier.data.teams import FORMATIONS
+from polytier.data.teams import FORMATIONS, learned
 
 FORM, SHARE = 0xB1, 0xB2  # what a stage's random numbers are for
 
@@ -116,8 +116,8 @@ def build_federation(
     None means not given: 40 devices, 4 teams and labels:2 where the data name no devices or teams themselves.
     Data that do (an .npz, LEAF, synthetic) keep their devices unless a partition is given; fewer `devices`
     than the data name are drawn from them. `teams` (2, 4) is two tiers from the top: the first 4 of the 8
-    innermost teams belong to the first top team; 0 is none. Data, formation and partition are written
-    `name:arg,key=value`.
+    innermost teams belong to the first top team; 0 is none. Learned teams replace those that the data name. Data,
+    formation and partition are written `name:arg,key=value`.
     """
     if seed < 0 or (devices is not None and devices < 1):
         raise ValueError(f"seeds start at 0 and devices at 1; got seed {seed} and {devices} devices")
@@ -130,8 +130,8 @@ def build_federation(
         number = len(np.unique(source.device)) if devices is None else devices
         assignment = column(source.y, number, rng, ids=source.device)
         names = np.unique(source.device[assignment.index])
-        given = given_teams(source, names)
-        team, allowed = form(teams, team_formation, number, source, seed) if given is None else (given, None)
+        given = None if team_formation.startswith("learned") else given_teams(source, names)
+        team, allowed = form(teams, team_formation, names, source, seed) if given is None else (given, None)
         if allowed is not None:
             raise ValueError(f"{team_formation} decides on labels; data with devices need random or sequential")
         if given is not None and teams is not None and np.prod(teams) != (known := len(np.unique(given))):
@@ -140,7 +140,7 @@ def build_federation(
         cluster = None if source.cluster is None else source.cluster[assignment.index]
     else:
         names = np.arange(number)
-        team, allowed = form(teams, team_formation, number, source, seed)
+        team, allowed = form(teams, team_formation, names, source, seed)
         assignment = share_out(source, number, partition, per_class, allowed, rng)
         part = assignment.split
         cluster = None if assignment.cluster is None else assignment.cluster[assignment.device]
@@ -181,7 +181,7 @@ def given_teams(source: Source, names: np.ndarray) -> np.ndarray | None:
 
 
 def form(
-    teams: int | tuple[int, ...] | None, formation: str, num_devices: int, source: Source, seed: int
+    teams: int | tuple[int, ...] | None, formation: str, names: np.ndarray, source: Source, seed: int
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
     """The innermost team of each device, and the labels it may hold; 0 teams: none."""
     _, function, own = bind(formation, FORMATIONS, "team formation")
@@ -189,8 +189,9 @@ def form(
         return None, None
     if isinstance(teams, tuple) and (not teams or min(teams) < 1):
         raise ValueError(f"teams of several tiers are written 2x4, each at least 1; got {teams}")
-    number = min(4, num_devices) if teams is None else int(np.prod(teams))
-    return function(num_devices, number, source.num_classes, np.random.default_rng([seed, FORM]), **own)
+    number = min(4, len(names)) if teams is None else int(np.prod(teams))
+    known = (names, teams is not None) if function is learned else ()
+    return function(len(names), number, source.num_classes, np.random.default_rng([seed, FORM]), *known, **own)
 
 
 def share_out(

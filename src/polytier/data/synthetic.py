@@ -6,7 +6,7 @@ import numpy as np
 
 from polytier.data.federation import Federation
 
-SYNTHETIC, QUADRATICS = 0x51, 0x52  # what the random numbers are for
+SYNTHETIC, QUADRATICS, QUADRATIC_CLUSTERS = 0x51, 0x52, 0x53  # what the random numbers are for
 
 
 def synthetic(
@@ -90,4 +90,63 @@ def quadratics(
         y=torch.from_numpy(b),
         bounds=torch.from_numpy(np.stack([first, first + 1, first + 1, first + 1], axis=1)),
         ids=first,
+    )
+
+
+def tridiagonal(num_devices: int = 24, p: int = 4, mu: float = 2e-4) -> Federation:
+    """The strongly convex problem of multi-model federated learning (Bhuyan, Moharir, Joshi 2022, Eq. 4-9).
+
+    F_k(w) = 1/2 (w' A_k w - 2 b_k' w) + mu/2 |w|^2 in N p + 1 dimensions, as one training sample a device:
+    x = A_k + mu I, y = b_k, float64. A_k links the coordinates (k-1) p + 1 .. k p + 1 in a chain, the first and the
+    last device hold its ends, and b_1 = e_1 alone is not zero: together they are tridiagonal, -1, 2, -1.
+    """
+    import torch
+
+    if num_devices < 2 or p < 1:
+        raise ValueError(f"tridiagonal needs at least 2 devices and p = 1; got {num_devices} and {p}")
+    if not 0 < mu < np.inf:
+        raise ValueError(f"strong convexity needs mu above 0; got {mu}")
+    size = num_devices * p + 1
+    chain = np.diag([1.0, *[2.0] * (p - 1), 1.0]) - np.eye(p + 1, k=1) - np.eye(p + 1, k=-1)
+    a, b = np.zeros((num_devices, size, size)), np.zeros((num_devices, size))
+    for k in range(num_devices):
+        a[k, k * p : k * p + p + 1, k * p : k * p + p + 1] = chain  # B_k
+    a[0, 0, 0] += 1
+    a[-1, -1, -1] += 1
+    b[0, 0] = 1
+    first = np.arange(num_devices)
+    return Federation(
+        x=torch.from_numpy(a + mu * np.eye(size)),
+        y=torch.from_numpy(b),
+        bounds=torch.from_numpy(np.stack([first, first + 1, first + 1, first + 1], axis=1)),
+        ids=first,
+    )
+
+
+def quadratic_clusters(
+    num_devices: int, num_clusters: int, dimension: int, seed: int = 0, spread: float = 1.0
+) -> Federation:
+    """f_i(t) = a_i/2 |t - mu_k|^2 (up to a constant) for device i of cluster k (CoBo, Example 2), as `quadratics`.
+
+    Clusters are even blocks of devices. a_i is drawn from [0.5, 1], so that any two devices of a cluster are
+    collaborative with M_ij <= 1/3, and mu_k from N(0, spread^2). x = a_i I, y = a_i mu_k.
+    """
+    import torch
+
+    if not 1 <= num_clusters <= num_devices or dimension < 1:
+        raise ValueError(
+            f"quadratic clusters need 1 dimension or more and at least as many devices as clusters; "
+            f"got {num_clusters} clusters of {num_devices} devices in {dimension} dimensions"
+        )
+    rng = np.random.default_rng([seed, QUADRATIC_CLUSTERS])
+    first = np.arange(num_devices)
+    cluster = first * num_clusters // num_devices
+    a = rng.uniform(0.5, 1, (num_devices, 1))
+    mu = spread * rng.normal(size=(num_clusters, dimension))
+    return Federation(
+        x=torch.from_numpy(a[..., None] * np.eye(dimension)),
+        y=torch.from_numpy(a * mu[cluster]),
+        bounds=torch.from_numpy(np.stack([first, first + 1, first + 1, first + 1], axis=1)),
+        ids=first,
+        cluster=cluster,
     )

@@ -7,6 +7,7 @@ A formation returns the team of each device [n] and, if it decides on labels, wh
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -76,10 +77,53 @@ def overlapping(
     return by_labels(num_devices, num_teams, num_classes, lambda size: round(overlap * size))
 
 
+def learned(
+    num_devices: int,
+    num_teams: int,
+    num_classes: int | None,
+    rng: np.random.Generator,
+    names: np.ndarray,
+    asked: bool,
+    *,
+    source: str = "",
+    by: str = "connected",
+    threshold: float = 0.5,
+) -> Formed:
+    """The groups that a run has found: learned:RUN_FOLDER, from the last matrix in its collaboration.npz.
+
+    by=connected: devices are in one team if a chain of pairs joins them whose weights are at least `threshold` times
+    the largest; the number of teams follows. by=spectral: spectral clustering into the number of teams asked for.
+    Devices are known by their names.
+    """
+    from polytier.collaboration import FILE, load
+
+    if not source:
+        raise ValueError("learned teams need a run that has found groups: learned:RUN_FOLDER")
+    path = Path(source).expanduser()
+    path = path / FILE if path.is_dir() else path
+    snapshots, _ = load(path)
+    last = snapshots[max(snapshots)]
+    place = {str(name): k for k, name in enumerate(last.ids.tolist())}
+    unknown = [name for name in names.tolist() if str(name) not in place]
+    if unknown:
+        raise ValueError(
+            f"{path} is about {', '.join(list(place)[:3])}, .. ({len(place)} clients) and has no device {unknown[0]}; "
+            "give a run over the same devices, with a method that compares devices and not teams"
+        )
+    here = last.take(np.array([place[str(name)] for name in names.tolist()]))
+    team = here.groups(by, num_teams, threshold)
+    if asked and (found := int(team.max()) + 1) != num_teams:
+        raise ValueError(
+            f"{num_teams} teams asked for, {path} has {found}; leave out teams, or choose their number with by=spectral"
+        )
+    return team, None
+
+
 FORMATIONS: dict[str, Callable[..., Formed]] = {
     "random": random,
     "sequential": sequential,
     "worst": worst,
     "average": average,
     "overlapping": overlapping,
+    "learned": learned,
 }

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polytier.algorithm import Call, World, execute
+from polytier.algorithm import execute
 from polytier.codec import Codec
 from polytier.rows import cat_rows, fold, map_rows
+from polytier.world import Call, World
 
 
 class Loopback:

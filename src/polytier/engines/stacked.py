@@ -27,12 +27,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polytier.algorithm import Call, World, execute
+from polytier.algorithm import execute
 from polytier.codec import Codec
 from polytier.data.batches import Batches
-from polytier.ledger import Ledger
 from polytier.memory import Memory, map_file, map_tensor
 from polytier.rows import Folded, Rows, as_dict, cat_rows, fold, map_rows, starts_of
+from polytier.world import Call, World
 
 RUN = 64  # devices that are summed before their blocks are handed on
 TILE_BYTES = 16 << 20  # what a tile may touch in a step, so that it stays in cache
@@ -46,11 +46,10 @@ class Stacked:
     """Runs every node of a tree in this process, or its devices in `workers` processes."""
 
     def __init__(
-        self, world: World, ledger: Ledger, codec: Codec, *, tile: int | None = None, inner_tile: int | None = None,
-        workers: int = 1,
-    ) -> None:  # fmt: skip
-        self.world, self.ledger, self.codec = world, ledger, codec
-        self.tile = tile or default_tile(world)
+        self, world: World, codec: Codec, *, tile: int | None = None, inner_tile: int | None = None, workers: int = 1
+    ) -> None:
+        self.world, self.codec = world, codec
+        self.tiles = {part.name: tile or default_tile(part) for part in world.parts}
         self.inner_tile = inner_tile
         self.workers = 1
         self._pool: ProcessPoolExecutor | None = None
@@ -61,7 +60,8 @@ class Stacked:
         """From now on compute devices in this many processes; data and memory move into files they share."""
         if workers > 1 and self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="polytier-"))
-            share(self.world, self._folder)
+            for k, part in enumerate(self.world.parts):
+                share(part, subfolder(self._folder, k))
         self.workers = workers
 
     def close(self) -> None:
@@ -73,33 +73,34 @@ class Stacked:
             self._folder = None
 
     def deliver(self, call: Call) -> Iterator[Any]:
+        ledger = self.world.scope(call.scope).ledger
         if not call.quiet and len(call.ids):
             call = replace(call, rows=map_rows(self.codec.through, call.rows))
             nbytes = message_bytes(self.codec, call.rows, int(call.sender.max()) + 1)
-            self.ledger.add(call.tier, "down", call.ids, nbytes[call.sender])
+            ledger.add(call.tier, "down", call.ids, nbytes[call.sender])
         for start, end, first, answer, nbytes in self._runs(call):
             if not call.quiet:
-                self.ledger.add(call.tier, "up", call.ids[start:end], nbytes)
+                ledger.add(call.tier, "up", call.ids[start:end], nbytes)
             yield replace(answer, first=first) if isinstance(answer, Folded) else answer
 
     def _runs(self, call: Call) -> Iterator[tuple[int, int, int, Folded | Rows, Tensor]]:
-        leaf = call.tier == self.world.topology.leaf
-        n = len(call.ids)
+        n, tile = len(call.ids), self.tiles[call.scope]
         if n == 0:
             return
-        if not leaf:
+        if call.tier < self.world.scope(call.scope).topology.leaf:
             answer = compute(self.world, call, self.inner_tile or n, self.codec)
             yield 0, n, 0, *answer
             return
-        runs = cut(call, min(-(-n // self.workers), max(self.tile, RUN)))
+        runs = cut(call, min(-(-n // self.workers), max(tile, RUN)))
         if self.workers == 1 or len(runs) == 1:
             for start, end, first in runs:
-                yield start, end, first, *compute(self.world, call.part(start, end), self.tile, self.codec)
+                yield start, end, first, *compute(self.world, call.part(start, end), tile, self.codec)
             return
         pending: deque = deque()
         try:
             for start, end, first in runs:
-                pending.append((start, end, first, self._workers().submit(work, dumps(call.part(start, end)))))
+                future = self._workers().submit(work, dumps(call.part(start, end)))
+                pending.append((call.scope, start, end, first, future))
                 if len(pending) > 2 * self.workers:
                     yield self._result(*pending.popleft())
             while pending:
@@ -111,9 +112,9 @@ class Stacked:
                 "resume the run, with fewer --workers or a smaller --tile if memory was short"
             ) from None
 
-    def _result(self, start: int, end: int, first: int, future: Any):
+    def _result(self, scope: str, start: int, end: int, first: int, future: Any):
         answer, nbytes, steps = pickle.loads(future.result())
-        self.world.device_steps += steps
+        self.world.scope(scope).device_steps += steps
         return start, end, first, answer, nbytes
 
     def _workers(self) -> ProcessPoolExecutor:
@@ -124,10 +125,10 @@ class Stacked:
                 mp_context=multiprocessing.get_context("spawn"),  # fork is not to be had everywhere
                 initializer=start_worker,
                 initargs=(
-                    replace(self.world, engine=None, batches=None, memory=None),  # opened anew there
-                    spec(self.world),
+                    bare(self.world),
+                    [spec(part) for part in self.world.parts],
                     self._folder,
-                    self.tile,
+                    self.tiles,
                     self.codec,
                 ),
             )
@@ -177,7 +178,9 @@ def compute(world: World, call: Call, tile: int, codec: Codec) -> tuple[Folded |
 def default_tile(world: World) -> int:
     """Devices a tile: as many as keep their rows and batches in cache."""
     federation, width = world.batches.federation, world.objective.dtype.itemsize
-    samples = min(world.batch_size, int(federation.samples.max()))
+    samples = int(federation.samples.max())
+    if isinstance(world.batch_size, int):
+        samples = min(world.batch_size, samples)
     inputs = federation.x[0].numel() * samples
     touched = width * (4 * world.objective.dimension + 2 * inputs)
     return max(4, min(64, TILE_BYTES // max(touched, 1)) // 4 * 4)
@@ -185,7 +188,20 @@ def default_tile(world: World) -> int:
 
 # -- worker processes ---------------------------------------------------------------------------------
 
-_worker: tuple[World, int, Codec] | None = None
+_worker: tuple[World, dict[str, int], Codec] | None = None
+
+
+def bare(world: World) -> World:
+    """Without what a worker opens anew or has no need of."""
+    scopes = {name: bare(part) for name, part in world.scopes.items()}
+    return replace(world, engine=None, batches=None, memory=None, ledger=None, module=None, scopes=scopes)  # type: ignore[arg-type]
+
+
+def subfolder(folder: Path, number: int) -> Path:
+    """Where the data and memory of one of several models are."""
+    path = folder / str(number)
+    path.mkdir(exist_ok=True)
+    return path
 
 
 def share(world: World, folder: Path) -> None:
@@ -209,17 +225,17 @@ def spec(world: World) -> dict[str, Any]:
     }
 
 
-def start_worker(world: World, shared: dict[str, Any], folder: Path, tile: int, codec: Codec) -> None:
+def start_worker(world: World, shared: list[dict[str, Any]], folder: Path, tiles: dict[str, int], codec: Codec) -> None:
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent lets the round end
     threading.Thread(target=end_with_parent, args=(folder,), daemon=True).start()
     torch.set_num_threads(1)  # more threads would change the order of sums inside a product
-    federation = replace(
-        shared["federation"], x=map_file(folder / "x", *shared["x"]), y=map_file(folder / "y", *shared["y"])
-    )
-    world.batches = Batches(federation, **shared["batches"])
-    world.memory = Memory(world.topology, folder)
-    _worker = world, tile, codec
+    for k, (part, its) in enumerate(zip(world.parts, shared, strict=True)):
+        place = subfolder(folder, k)
+        x, y = (map_file(place / name, *its[name]) for name in ("x", "y"))
+        part.batches = Batches(replace(its["federation"], x=x, y=y), **its["batches"])
+        part.memory = Memory(part.topology, place)
+    _worker = world, tiles, codec
 
 
 def end_with_parent(folder: Path) -> None:
@@ -233,10 +249,10 @@ def end_with_parent(folder: Path) -> None:
 
 def work(message: bytes) -> bytes:
     assert _worker is not None
-    world, tile, codec = _worker
-    before = world.device_steps
-    answer, nbytes = compute(world, pickle.loads(message), tile, codec)
-    return dumps((answer, nbytes, world.device_steps - before))
+    world, tiles, codec = _worker
+    call, before = pickle.loads(message), world.all_steps
+    answer, nbytes = compute(world, call, tiles[call.scope], codec)
+    return dumps((answer, nbytes, world.all_steps - before))
 
 
 class Pickler(pickle.Pickler):

@@ -43,3 +43,28 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
         except ValueError:
             break
     return history
+
+
+def bytes_until(
+    history: list[dict[str, Any]], accuracy: float, model: str = "personal", link: str | None = None
+) -> tuple[int, int] | None:
+    """The first evaluated round in which the model's test accuracy (a fraction) is reached, and the bytes until then.
+
+    On all links or one, both directions; None if it is never reached.
+    """
+    if not 0 <= accuracy <= 1:
+        raise ValueError(f"accuracy is a fraction such as 0.9; got {accuracy}")
+    figures = [
+        {k: v["test"]["accuracy"] for k, v in record.items() if isinstance(v, dict) and "accuracy" in v.get("test", ())}
+        for record in history
+    ]
+    models, links = sorted(set().union(*figures)), sorted(set().union(*(record["bytes"] for record in history)))
+    for what, name, there in (("model", model, models), ("link", link, links)):
+        if there and name is not None and name not in there:
+            raise ValueError(f"the history has no {what} {name!r}; there are {', '.join(there)}")
+    sent = 0
+    for record, found in zip(history, figures, strict=True):
+        sent += sum(sum(ways.values()) for name, ways in record["bytes"].items() if link in (None, name))
+        if found.get(model) is not None and found[model] >= accuracy:
+            return record["round"], sent
+    return None

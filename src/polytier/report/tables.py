@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from polytier.report.files import bytes_until
+
 MODELS = ("personal", "team", "global")
 
 
@@ -68,6 +70,37 @@ def accuracy_table(summary: dict[str, Any]) -> Table:
     return table(columns, rows, right=True)
 
 
+def models_table(models: dict[str, Any]) -> Table:
+    """Several models on one pool: a line for each, test and training accuracy."""
+    kinds = [kind for kind in MODELS if any(each[kind] for each in models.values())]
+    rows = [
+        (
+            name, each["algorithm"], f"{each['parameters']:,}",
+            *(text for kind in kinds for text in (score(each[kind]), score(each["train"].get(kind)))),
+        )
+        for name, each in models.items()
+    ]  # fmt: skip
+    columns = ("model", "method", "parameters", *(c for kind in kinds for c in (f"{kind}: test", "train")))
+    return table(columns, rows, right=True)
+
+
+def gain_table(found: dict[str, Any]) -> Table:
+    """A line a seed, and their mean with its interval."""
+    rows = [
+        (f"seed {seed}", "not reached" if rounds is None else str(rounds), number(found["gains"].get(seed)))
+        for seed, rounds in found["rounds"].items()
+    ]
+    low, high = found["interval"] or (None, None)
+    spread = "" if low is None else f" ({number(low)} to {number(high)})"
+    rows.append(("mean", "", f"{number(found['mean'])}{spread}"))
+    columns = (f"{found['models']} models, T1 = {found['single']}", "TM", "gain (95 % interval)")
+    return table(columns, rows, right=True)
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
 def traffic_table(summary: dict[str, Any]) -> Table:
     rows = [(link, size(ways["down"]), size(ways["up"])) for link, ways in summary["traffic"].items()]
     return table(("traffic", "down", "up"), rows, right=True)
@@ -78,29 +111,49 @@ def line(console: Console, text: str, style: str | None = None) -> None:
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
+def title(config: dict[str, Any]) -> str:
+    """What was run on what."""
+    models = config.get("models")
+    if not models:
+        return f"{config['algorithm']} on {config['data']} with {config['model']}"
+    return f"{config['algorithm']} of " + ", ".join(f"{k} ({v.get('data', config['data'])})" for k, v in models.items())
+
+
 def print_summary(console: Console, config: dict[str, Any], summary: dict[str, Any], folder: Path) -> None:
     """The result of a run."""
     teams = f" in {summary['teams']} teams" if summary["teams"] else ""
-    head = f"{summary['algorithm']} on {config['data']} with {config['model']}, seed {summary['seed']}"
-    line(console, head, style="bold")
+    line(console, f"{title(config)}, seed {summary['seed']}", style="bold")
     who = f"{summary['devices']} devices{teams}"
     line(console, f"{who}, {summary['parameters']:,} parameters, {summary['rounds']} rounds\n")
-    console.print(accuracy_table(summary))
+    models = summary.get("models")
+    console.print(models_table(models) if models else accuracy_table(summary))
     console.print()
     console.print(traffic_table(summary))
     console.print()
     speed = summary["device_steps_per_second"] or 0
     line(console, f"{duration(summary['seconds'])} of training, {speed:,.0f} device steps a second")
+    if "collaboration" in summary:
+        found = summary["collaboration"]
+        match = f"adjusted Rand index {found['adjusted_rand_index']:.2f}, contrast {found['contrast'] or 0:.2f}"
+        line(console, f"{found['groups']} groups learned; against the true ones: {match}")
     if summary["never_took_part"]:
         line(console, f"{summary['never_took_part']} devices never took part and keep the first model")
     line(console, f"run folder: {folder}")
 
 
+def print_until(console: Console, history: list[dict[str, Any]], accuracy: float) -> None:
+    """By model, the bytes that were sent until its accuracy was reached."""
+    rows = []
+    for model in (m for m in MODELS if any("accuracy" in r.get(m, {}).get("test", {}) for r in history)):
+        found = bytes_until(history, accuracy, model)
+        rows.append((model, "never", "-") if found is None else (model, f"round {found[0]}", size(found[1])))
+    console.print(table((f"until {100 * accuracy:g} % test accuracy", "reached in", "bytes"), rows, right=True))
+
+
 def print_unfinished(console: Console, config: dict[str, Any], history: list[dict[str, Any]], folder: Path) -> None:
     """How far a run has come that has no results yet."""
     done = history[-1]["round"] if history else 0
-    head = f"{config['algorithm']} on {config['data']} with {config['model']}"
-    line(console, f"{head}: round {done} of {config['rounds']}", style="bold")
+    line(console, f"{title(config)}: round {done} of {config['rounds']}", style="bold")
     judged = [record for record in history if any(model in record for model in MODELS)]
     if judged:
         rows = [(m, score(judged[-1][m].get("test"))) for m in MODELS if m in judged[-1]]

@@ -1,0 +1,110 @@
+"""sFedHP: sparse federated learning with hierarchical personalisation models (Liu, Wang, Shao, Li).
+
+Minimises mean_i mean_j F_ij(w) (Eq. 1-3), where F_ij(w) is the least value over phi_ij and theta_ij of
+
+    f_ij(theta_ij) + lambda1/2 |theta_ij - phi_ij|^2 + gamma1 s(theta_ij) + lambda2/2 |phi_ij - w|^2 + gamma2 s(w)
+
+and s(x) = rho sum log cosh(x / rho) is a smooth |x|_1 (Eq. 4), whose gradient is tanh(x / rho).
+
+symbol  | field           | shape  | meaning
+w       | state           | [1, d] | global model
+w_i     | team model      | [m, d] | model of edge i, kept as "model"
+phi_i   |                 | [m, d] | what edge i sends its devices in an edge round
+theta   | device model    | [n, d] | personal model, kept as "model"
+eta2    | device_lr       |        | step of a device (one number, or one a device)
+eta1    | team_lr         |        | step of an edge (one number, one an edge, or by tier)
+beta    | server_lr       |        | step of the server
+lambda1 | device_pull     |        | pull of a device to its edge
+lambda2 | team_pull       |        | pull of an edge's phi to its w (one number, or by tier)
+K, R    | device_steps, team_rounds | | steps of a device on one mini-batch, rounds of an edge (a number, or by tier)
+gamma1  | device_sparsity |        | weight of s(theta); at most `tiny` in a call to a device whose kept model has a
+                                     share of non-zeros below `least_nonzeros`, and gamma1 again when it has not
+gamma2  | team_sparsity   |        | weight of s(w); at most `tiny` after `sparse_rounds` rounds
+rho     | smoothing       |        | where s turns round
+nu      | accuracy        |        | a device stops where |grad H|^2 <= nu (Eq. 9); 0: after K steps
+
+Parameters nearer to 0 than threshold * rho are sent and kept as zeros; with gamma1 = gamma2 = 0, the dense
+setting, none are. The server alone keeps its w as it is. Nesterov's steps start at phi with momentum
+k / (k + 3); the paper gives neither, nor `tiny`, nor what counts as zero. The edges' step is Eq. 11, without
+the factor lambda2 of gamma2 in the lemmas. Every inner node takes it, so it runs over any number of tiers.
+With no team tier at all it is w <- (1 - beta) w + beta mean theta.
+
+Differs from the paper: there all edges work and the server averages S of them; here those that are drawn
+work (team_participation="count:S"). That changes no drawn edge and not w, but for the kept models of the
+others' devices, which stay as they were and decide on their next gamma1.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polytier.algorithm import Algorithm, Children, Local
+from polytier.fields import Step, parameter
+from polytier.solvers import descend
+
+
+@dataclass(frozen=True)
+class SFedHP(Algorithm):
+    device_lr: Step = parameter(0.05, "eta2", "step size of a device", above=0, per="node")
+    team_lr: Step = parameter(0.05, "eta1", "step size of a team", above=0, per="node")
+    server_lr: float = parameter(1.0, "beta", "step size of the server", above=0)
+    device_pull: float = parameter(25.0, "lambda1", "pull of a device's model to its team's", above=0)
+    team_pull: Step = parameter(25.0, "lambda2", "pull of a team's phi to its model", above=0, per="tier")
+    device_steps: int = parameter(5, "K", "steps of a device on one mini-batch in a team round", least=1)
+    team_rounds: Step = parameter(20, "R", "rounds of a team in a round of the server", least=1, per="tier")
+    device_sparsity: float = parameter(0.001, "gamma1", "weight of a device's smooth |theta|_1", least=0)
+    team_sparsity: float = parameter(0.001, "gamma2", "weight of a team's smooth |w|_1", least=0)
+    smoothing: float = parameter(6e-5, "rho", "where the smooth |x|_1 turns round", above=0)
+    tiny: float = parameter(1e-6, "", "what gamma1 and gamma2 are lowered to", least=0)
+    least_nonzeros: float = parameter(0.2, "", "share of non-zeros under which gamma1 is tiny", least=0, most=1)
+    sparse_rounds: int = parameter(100, "", "rounds after which gamma2 is tiny", least=0)
+    threshold: float = parameter(1.0, "", "what is nearer to 0 is sent as 0, in units of rho", least=0)
+    accuracy: float = parameter(0.0, "nu", "|grad H|^2 at which a device stops; 0: after K steps", least=0)
+    solver: str = parameter("nesterov", "", "how a device takes its steps", choices=("nesterov", "plain"))
+    weights: str = parameter("uniform", "1/J", "how models are averaged", choices=("uniform", "samples"))
+
+    def server(self, w: Tensor, teams: Children) -> Tensor:
+        beta, sent_up = self.server_lr, teams.solve(self.cut(w))
+        return (1 - beta) * w + beta * sent_up.mean(self.weights)  # Alg. 1
+
+    def team(self, x: Tensor, devices: Children) -> Tensor:
+        eta1, lam2 = devices.value(self.team_lr), devices.value(self.team_pull)
+        lam1 = devices.below(self.device_pull, self.team_pull)
+        gamma2 = self.team_sparsity if devices.round < self.sparse_rounds else min(self.tiny, self.team_sparsity)
+        w = phi = x  # phi^{t,0} = w_i^{t,0} = w^t
+        for _ in range(devices.value(self.team_rounds)):
+            theta = devices.solve(self.cut(phi)).mean(self.weights)
+            phi = (lam1 * theta + lam2 * w) / (lam1 + lam2)  # Eq. 10, its mean over the devices
+            w = w - eta1 * (lam2 * (w - phi) + gamma2 * self.slope(w))  # Eq. 11
+        w = self.cut(w)
+        devices.keep(model=w)
+        return w
+
+    def device(self, phi: Tensor, local: Local) -> Tensor:
+        lam1, gamma1, held = self.device_pull, self.device_sparsity, local.batch()
+        if gamma1:
+            nonzeros = (self.cut(local.memory("model", local.initial)) != 0).to(phi.dtype).mean(1, keepdim=True)
+            low = phi.new_tensor(min(self.tiny, gamma1))
+            gamma1 = torch.where(nonzeros < self.least_nonzeros, low, phi.new_tensor(gamma1))  # [n, 1]
+
+        def gradient(theta: Tensor) -> Tensor:  # of H, Eq. 8
+            direction = local.grad(theta, held).add_(theta - phi, alpha=lam1)
+            return direction.add_(gamma1 * self.slope(theta)) if self.device_sparsity else direction
+
+        eta2, nesterov = local.value(self.device_lr), self.solver == "nesterov"
+        theta = self.cut(descend(gradient, phi, eta2, self.device_steps, nesterov, self.accuracy))
+        local.keep(model=theta)
+        return theta
+
+    def global_model(self, state: Tensor) -> Tensor:
+        return self.cut(state)
+
+    def slope(self, x: Tensor) -> Tensor:
+        """The gradient of s, Eq. 4."""
+        return torch.tanh(x / self.smoothing)
+
+    def cut(self, x: Tensor) -> Tensor:
+        """x with zeros for what is nearly 0; in the dense setting x itself."""
+        sparse = self.device_sparsity or self.team_sparsity
+        return x.masked_fill(x.abs() < self.threshold * self.smoothing, 0) if sparse else x

@@ -1,0 +1,243 @@
+"""What a method has learned about who should listen to whom: a matrix of weights over clients, and its file.
+
+A matrix is a weight a row plus the pairs that differ from it, so that ten thousand clients with few learned pairs
+fit. Nothing here needs torch: reports and the formation of teams read the file of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FILE = "collaboration.npz"  # in a run folder
+
+
+@dataclass(frozen=True, eq=False)
+class Collaboration:
+    """Row i listens to j with weight w_ij. Pairs are directed: a symmetric method lists both directions.
+
+    field   | shape        | meaning
+    ids     | [n]          | names of the clients: devices or teams
+    base    | [n]          | w_ij of every pair that is not listed, by row i; the diagonal means nothing
+    pairs   | [P, 2] int64 | the listed pairs (i, j), kept in sorted order
+    weights | [P]          | w_ij of the listed pairs
+    """
+
+    ids: np.ndarray
+    base: np.ndarray
+    pairs: np.ndarray
+    weights: np.ndarray
+
+    def __post_init__(self) -> None:
+        ids, pairs = np.asarray(self.ids), np.asarray(self.pairs, dtype=np.int64).reshape(-1, 2)
+        base, weights = as_floats(self.base), as_floats(self.weights)
+        n = len(ids)
+        if base.shape != (n,) or weights.shape != (len(pairs),):
+            raise ValueError(
+                f"a collaboration of {n} clients and {len(pairs)} pairs needs a base weight a client and a weight "
+                f"a pair; got {base.shape} and {weights.shape}"
+            )
+        if not (np.isfinite(base).all() and np.isfinite(weights).all()):
+            raise ValueError("the weights of a collaboration are finite numbers; got NaN or infinity")
+        if len(pairs) and (pairs.min() < 0 or pairs.max() >= n or (pairs[:, 0] == pairs[:, 1]).any()):
+            raise ValueError(f"a pair names two different clients by numbers from 0 to {n - 1}")
+        order = np.argsort(pairs @ (n, 1), kind="stable")  # the same content is then the same arrays
+        if (np.diff(pairs[order], axis=0) == 0).all(1).any():
+            raise ValueError("a pair is listed twice; (i, j) and (j, i) are two pairs, each may come once")
+        for name, value in (("ids", ids), ("base", base), ("pairs", pairs[order]), ("weights", weights[order])):
+            object.__setattr__(self, name, value)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def dense(self) -> np.ndarray:
+        """[n, n], the diagonal NaN."""
+        matrix = np.repeat(self.base[:, None], len(self), axis=1)
+        matrix[self.pairs[:, 0], self.pairs[:, 1]] = self.weights
+        np.fill_diagonal(matrix, np.nan)
+        return matrix
+
+    def take(self, places: np.ndarray) -> Collaboration:
+        """Some clients alone, in the order of `places`."""
+        new = np.full(len(self), -1)
+        new[places] = np.arange(len(places))
+        pairs = new[self.pairs]
+        both = (pairs >= 0).all(1)
+        return Collaboration(self.ids[places], self.base[places], pairs[both], self.weights[both])
+
+    def groups(self, by: str = "connected", number: int | None = None, threshold: float = 0.5) -> np.ndarray:
+        """[n] the group of each client, numbered by first appearance.
+
+        connected | whoever is joined by a chain of pairs whose mean weight (both directions) is positive and at
+                    least `threshold` times the largest weight
+        spectral  | `number` groups by spectral clustering; holds the matrix [n, n]
+        """
+        if by == "connected":
+            if not 0 < threshold <= 1:
+                raise ValueError(f"threshold is a share of the largest weight, in (0, 1]; got {threshold}")
+            return self._connected(2 * threshold * self._largest())
+        if by != "spectral":
+            raise ValueError(f"groups by {by!r} are unknown; allowed: connected, spectral")
+        if number is None or not 1 <= number <= len(self):
+            raise ValueError(f"spectral groups need their number, from 1 to {len(self)} clients; got {number}")
+        return self._spectral(number)
+
+    def match(self, true: np.ndarray) -> dict[str, float]:
+        """How well the true groups [n] are found.
+
+        adjusted_rand_index | of the connected groups: 1 is perfect, 0 is chance
+        contrast            | mean weight within true groups minus mean weight between them; NaN if either has no pairs
+        groups              | number of connected groups
+        """
+        from sklearn.metrics import adjusted_rand_score
+
+        if len(true) != len(self):
+            raise ValueError(f"one true group a client is needed; got {len(true)} for {len(self)} clients")
+        found = self.groups()
+        label, size = np.unique(true, return_inverse=True, return_counts=True)[1:]
+        i, j = self.pairs.T
+        base, size = self.base.astype(float), size[label]
+        change, same = self.weights - base[i], label[i] == label[j]
+        sums = np.array([base @ (size - 1) + change[same].sum(), base @ (len(self) - size) + change[~same].sum()])
+        pairs = np.array([(size - 1).sum(), (len(self) - size).sum()])
+        within, between = np.divide(sums, pairs, out=np.full(2, np.nan), where=pairs > 0)
+        return {
+            "adjusted_rand_index": float(adjusted_rand_score(true, found)),
+            "contrast": float(within - between),
+            "groups": int(found.max()) + 1,
+        }
+
+    def _largest(self) -> float:
+        unlisted = np.bincount(self.pairs[:, 0], minlength=len(self)) < len(self) - 1
+        return float(np.concatenate([self.weights, self.base[unlisted]]).max(initial=0))
+
+    def _connected(self, level: float) -> np.ndarray:
+        """Components of the graph with an edge where w_ij + w_ji >= level, in time O(n log n + P)."""
+
+        def joined(both: Any) -> Any:
+            return (both >= level) & (both > 0)
+
+        n, base, weights = len(self), self.base.astype(float), self.weights.astype(float)
+        i, j = self.pairs.T
+        codes, back = i * n + j, j * n + i
+        place = np.searchsorted(codes, back).clip(max=max(len(codes) - 1, 0))
+        back_weights = np.where(codes[place] == back, weights[place], base[j])
+        listed: list[dict[int, bool]] = [{} for _ in range(n)]
+        for a, b, edge in zip(i.tolist(), j.tolist(), joined(weights + back_weights).tolist(), strict=True):
+            listed[a][b] = listed[b][a] = edge
+        # unlisted pairs are never written down: those not reached yet wait in a stack, the highest base on top
+        waiting, weight = np.argsort(base, kind="stable").tolist(), base.tolist()
+        group, number = [-1] * n, 0
+        for first in range(n):
+            if group[first] >= 0:
+                continue
+            group[first], queue = number, [first]
+            while queue:
+                a = queue.pop()
+                near, apart = [b for b, edge in listed[a].items() if edge and group[b] < 0], []
+                while waiting and joined(weight[a] + weight[waiting[-1]]):
+                    b = waiting.pop()
+                    if group[b] < 0:
+                        (apart if b in listed[a] else near).append(b)
+                waiting += reversed(apart)
+                queue += near
+                for b in near:
+                    group[b] = number
+            number += 1
+        return np.array(group)
+
+    def _spectral(self, number: int) -> np.ndarray:
+        from sklearn.cluster import SpectralClustering
+
+        if number == len(self):  # scikit-learn wants fewer groups than clients
+            return np.arange(number)
+        matrix = self.dense().astype(float)
+        matrix = (matrix + matrix.T) / 2
+        np.fill_diagonal(matrix, 0)
+        floor = 1e-3 * matrix.max() if matrix.max() > 0 else 1.0  # without any link it is undefined who is near whom
+        found = SpectralClustering(number, affinity="precomputed", random_state=0).fit_predict(matrix.clip(min=floor))
+        _, first, group = np.unique(found, return_index=True, return_inverse=True)
+        return np.argsort(np.argsort(first))[group]
+
+
+def as_floats(values: Any) -> np.ndarray:
+    values = np.asarray(values)
+    return values if values.dtype.kind == "f" else values.astype(float)
+
+
+# -- over time ----------------------------------------------------------------------------------------
+
+
+def when_kept(round_: int) -> bool:
+    """Whether a run keeps the matrix of this round: 1 .. 8, 10, 12, 14, 16, 20, .. (m * 2^e with m < 8).
+
+    Early is when it changes; which rounds these are does not depend on how many will follow.
+    """
+    zeros = max(0, round_.bit_length() - 3)
+    return round_ > 0 and round_ >> zeros << zeros == round_
+
+
+def save(path: Path | str, snapshots: Mapping[int, Collaboration], true: np.ndarray | None = None) -> None:
+    """One .npz with the matrices of some rounds; the same content is the same bytes.
+
+    array   | shape      | meaning
+    rounds  | [R]        | in ascending order
+    ids     | [n]        | names of the clients, the same in all rounds
+    true    | [n]        | the true group of each client; only if it is known
+    base    | [R, n]     |
+    offsets | [R + 1]    | the pairs of the k-th round are those from offsets[k] up to offsets[k + 1]
+    pairs   | [sum P, 2] |
+    weights | [sum P]    |
+    """
+    rounds = sorted(snapshots)
+    kept = [snapshots[r] for r in rounds]
+    assert kept, "there is nothing to save"
+    assert all(np.array_equal(k.ids, kept[0].ids) for k in kept), "clients are the same in all rounds"
+    arrays = {
+        "rounds": np.array(rounds),
+        "ids": kept[0].ids,
+        "base": np.stack([k.base for k in kept]),
+        "offsets": np.cumsum([0, *(len(k.pairs) for k in kept)]),
+        "pairs": np.concatenate([k.pairs for k in kept]).astype(np.int32),
+        "weights": np.concatenate([k.weights for k in kept]),
+        **({} if true is None else {"true": np.asarray(true)}),
+    }
+    with Path(path).open("wb") as file:  # a path would be given the ending .npz
+        np.savez(file, **arrays)
+
+
+def load(path: Path | str) -> tuple[dict[int, Collaboration], np.ndarray | None]:
+    """The matrices by round, and the true groups if they are known."""
+    try:
+        with Path(path).open("rb") as file:
+            archive: Any = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                raise ValueError("it holds one array without a name")
+            names = ("rounds", "ids", "base", "offsets", "pairs", "weights")
+            absent = [name for name in names if name not in archive]
+            if absent:
+                raise ValueError(f"it has {', '.join(archive) or 'no arrays'} but no {absent[0]}")
+            rounds, ids, base, offsets, pairs, weights = (archive[name] for name in names)
+            true = archive.get("true")
+        fit = (
+            len(rounds) > 0 and base.shape == (len(rounds), len(ids)) and offsets.shape == (len(rounds) + 1,)
+            and offsets[0] == 0 and (np.diff(offsets) >= 0).all() and offsets[-1] == len(pairs) == len(weights)
+            and (true is None or true.shape == ids.shape)
+        )  # fmt: skip
+        if not fit:
+            raise ValueError("its arrays do not fit together")
+        found = {
+            int(r): Collaboration(
+                ids, base[k], pairs[offsets[k] : offsets[k + 1]], weights[offsets[k] : offsets[k + 1]]
+            )
+            for k, r in enumerate(rounds)
+        }
+    except Exception as error:  # a broken archive can raise nearly anything
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__} {error}"
+        advice = f"give the {FILE} of a run whose method learns who listens to whom"
+        raise ValueError(f"{path} cannot be read as collaboration: {reason}; {advice}") from error
+    return found, true
