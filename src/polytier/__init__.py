@@ -5,12 +5,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polytier.algorithm import Algorithm, Children, Local
-    from polytier.algorithms import ALGORITHMS, FedAvg, FedAvgFT, FedProx, HierFedAvg, PerMFL, PFedMe, PFedMT
+    from polytier.algorithms import (
+        ALGORITHMS,
+        MFARR,
+        CoBo,
+        FedAvg,
+        FedAvgFT,
+        FedProx,
+        HierFedAvg,
+        MFARand,
+        PerMFL,
+        PFedMe,
+        PFedMT,
+        SFedHP,
+    )
     from polytier.callbacks import MLflow, Progress, RunFolder, TensorBoard
+    from polytier.collaboration import Collaboration
     from polytier.contract import check_algorithm
     from polytier.data.build import build_federation
     from polytier.data.federation import Federation
     from polytier.fields import Step, parameter
+    from polytier.gain import measure_gain
     from polytier.rows import Rows
     from polytier.run import Run
     from polytier.topology import Topology
@@ -22,13 +37,16 @@ __version__ = "0.1.0"
 _HOME = {  # imported when asked for: torch takes seconds
     "polytier.algorithm": ("Algorithm", "Children", "Local"),
     "polytier.algorithms": (
-        "ALGORITHMS", "FedAvg", "FedAvgFT", "FedProx", "HierFedAvg", "PFedMT", "PFedMe", "PerMFL",
+        "ALGORITHMS", "CoBo", "FedAvg", "FedAvgFT", "FedProx", "HierFedAvg", "MFARR", "MFARand", "PFedMT", "PFedMe",
+        "PerMFL", "SFedHP",
     ),
     "polytier.callbacks": ("MLflow", "Progress", "RunFolder", "TensorBoard"),
+    "polytier.collaboration": ("Collaboration",),
     "polytier.contract": ("check_algorithm",),
     "polytier.data.build": ("build_federation",),
     "polytier.data.federation": ("Federation",),
     "polytier.fields": ("Step", "parameter"),
+    "polytier.gain": ("measure_gain",),
     "polytier.rows": ("Rows",),
     "polytier.run": ("Run",),
     "polytier.topology": ("Topology",),
@@ -38,9 +56,10 @@ _HOME = {  # imported when asked for: torch takes seconds
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
-    "ALGORITHMS", "Algorithm", "Callback", "Children", "Diverged", "FedAvg", "FedAvgFT", "FedProx", "Federation",
-    "HierFedAvg", "Local", "MLflow", "PFedMT", "PFedMe", "PerMFL", "Progress", "Rows", "Run", "RunFolder", "Step",
-    "TensorBoard", "Topology", "build_federation", "check_algorithm", "parameter", "train",
+    "ALGORITHMS", "MFARR", "Algorithm", "Callback", "Children", "CoBo", "Collaboration", "Diverged", "FedAvg",
+    "FedAvgFT", "FedProx", "Federation", "HierFedAvg", "Local", "MFARand", "MLflow", "PFedMT", "PFedMe", "PerMFL",
+    "Progress", "Rows", "Run", "RunFolder", "SFedHP", "Step", "TensorBoard", "Topology", "build_federation",
+    "check_algorithm", "measure_gain", "parameter", "train",
 ]  # fmt: skip
 
 

@@ -390,6 +390,13 @@ def takes_local(program: Callable) -> bool:
     return list(inspect.signature(program).parameters)[-1] == "local"
 
 
+def relay(name: str, rows: Rows, team: Children) -> Rows:
+    """The mean, by samples, of what a team's devices answer to a program of theirs; zeros where nobody does."""
+    answers = team.call(name, rows)
+    zeros = map_rows(torch.zeros_like, answers.sums["samples"] if answers.sums else rows)
+    return answers.mean("samples", empty=zeros)
+
+
 def execute(world: World, call: Call, start: int, end: int) -> Rows:
     """Run a call's program at its receivers start .. end."""
     world, ids = world.scope(call.scope), call.ids[start:end]
@@ -400,7 +407,7 @@ def execute(world: World, call: Call, start: int, end: int) -> Rows:
         name = ("device" if call.tier == leaf else "team") if call.method == "solve" else call.method
         program = getattr(algorithm, name)
         relayed = call.tier < leaf and takes_local(program)
-        answer = node.call(name, rows).mean("samples") if relayed else program(rows, node)
+        answer = relay(name, rows, node) if relayed else program(rows, node)
     else:
         name = call.method.__name__
         answer = call.method(algorithm, rows, node)

@@ -8,7 +8,7 @@ T_M | the first round of training together in which every model is as good as it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any
 
@@ -57,6 +57,11 @@ class Gain:
         n = len(self.gains)
         half = float(t.ppf(0.975, n - 1)) * self.deviation / n**0.5
         return self.mean - half, self.mean + half
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        derived = ("gains", "mean", "deviation", "interval")
+        return {**asdict(self), **{name: getattr(self, name) for name in derived}}
 
     def __str__(self) -> str:
         missing = len(self.rounds) - len(self.gains)

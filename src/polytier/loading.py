@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -31,7 +32,7 @@ from polytier.training import default_loss
 from polytier.world import World
 
 
-def load_run(folder: Path, model: nn.Module | None = None) -> Run:
+def load_run(folder: Path, model: nn.Module | Mapping[str, nn.Module] | None = None) -> Run:
     """A run as it was saved, without its data."""
     config, topology, history = read_config(folder), read_tree(folder), read_history(folder)
     found = latest(folder)  # checkpoints may have been removed to save space
@@ -39,6 +40,7 @@ def load_run(folder: Path, model: nn.Module | None = None) -> Run:
     learned = folder / collaboration.FILE
     matrices = collaboration.load(learned)[0] if learned.exists() else {}
     if not config.get("models"):
+        assert not isinstance(model, Mapping), "this run has one model"
         run = load_model(folder / "models", config, topology, history, tensors, facts, model)
         return replace(run, collaboration=matrices)
     models = {}
@@ -47,7 +49,8 @@ def load_run(folder: Path, model: nn.Module | None = None) -> Run:
         part |= pack("state", unpack(f"state:{name}", tensors)) if tensors else {}
         records, its = [record_of(record, name) for record in history], {**facts, **facts["models"][name]}
         settings = {**config, **own}
-        models[name] = load_model(folder / "models" / name, settings, topology, records, part, its, name=name)
+        given = model.get(name) if isinstance(model, Mapping) else model
+        models[name] = load_model(folder / "models" / name, settings, topology, records, part, its, given, name)
     first = next(iter(models.values()))
     algorithm = make_algorithm(config["algorithm"], config["set"], {n: run.algorithm for n, run in models.items()})
     scopes: Any = {name: run.world for name, run in models.items()}
@@ -66,7 +69,9 @@ def load_model(
     parts, about = read_models(folder)
     if model is None:
         if config["model"] == PYTHON:
-            raise ValueError(f"the model of {folder} was given in Python; give it again: Run.load(DIR, model=...)")
+            raise ValueError(
+                f"the model of {folder} was given in Python; give it again: Run.load(DIR, model=...), several by name"
+            )
         model = make_model(config["model"], tuple(about["shape"]), about["classes"], config["seed"])
     dtype: torch.dtype = getattr(torch, config["dtype"])
     algorithm = make_algorithm(config["algorithm"], config["set"])

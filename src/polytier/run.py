@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,6 +164,9 @@ class Run:
                     f"team= names the team that the device joins; there are {', '.join(map(str, self.team_ids))}"
                 )
             sent = self.row(team=team).unsqueeze(0)
+        elif self.collaboration:
+            name = type(self.algorithm).__name__
+            raise ValueError(f"{name} makes a model only with those a device listens to; let it join: schedule:FILE")
         elif isinstance(self.state, dict) or self.global_ is not None:
             sent = self.state
         world = replace(
@@ -187,8 +191,8 @@ class Run:
         write_results(Path(folder), self)
 
     @classmethod
-    def load(cls, folder: str | Path, model: nn.Module | None = None) -> Run:
-        """A run from its folder. `model`: the module, if it was given in Python and not by name."""
+    def load(cls, folder: str | Path, model: nn.Module | Mapping[str, nn.Module] | None = None) -> Run:
+        """A run from its folder. `model`: the module (of several models, by name), if it was given in Python."""
         from polytier.loading import load_run
 
         return load_run(Path(folder), model)

@@ -110,11 +110,18 @@ class Training:
         }  # fmt: skip
         methods = algorithm.parts() or {"": algorithm}
         of_each = {name: {k: one_of(k, v, name, methods) for k, v in own.items()} for name in methods}
-        worlds = {
-            name: make_world(method, name=name, hold=algorithm.frame, **of_each[name], **shared)
-            for name, method in methods.items()
-        }
-        self.world = join(algorithm, worlds) if algorithm.parts() else worlds[""]
+        try:
+            made: dict[str, Objective] = {}  # models alike share theirs: its graphs are traced once
+            worlds = {
+                name: make_world(method, name=name, hold=algorithm.frame, made=made, **of_each[name], **shared)
+                for name, method in methods.items()
+            }
+            self.world = join(algorithm, worlds) if algorithm.parts() else worlds[""]
+            for warning in algorithm.check(self._server(0)):
+                log.warning("%s", warning)
+        except Exception:
+            torch.set_num_threads(self.threads)
+            raise
         self.codec = CODECS[codec or dtype]
         recorded = {
             name: {
@@ -127,11 +134,8 @@ class Training:
             "seed": seed, "absent": absent, "eval_every": eval_every, "dtype": dtype, "on": on,
             "codec": self.codec.name, **({"models": recorded} if algorithm.parts() else recorded[""]),
         }  # fmt: skip
-        engine = Stacked(self.world, self.codec, tile=tile, inner_tile=inner_tile, workers=workers or 1)
-        self.use(engine)
+        self.use(Stacked(self.world, self.codec, tile=tile, inner_tile=inner_tile, workers=workers or 1))
         self.choose_workers = workers is None
-        for warning in algorithm.check(self._server(0)):
-            log.warning("%s", warning)
         first = {name: world.objective.initial.unsqueeze(0).clone() for name, world in worlds.items()}
         self.state: Rows = algorithm.init(first if algorithm.parts() else first[""])
         self.round, self.rounds = 0, 0  # done, and asked for
@@ -286,7 +290,7 @@ def make_world(
     algorithm: Algorithm, *, name: str, federation: Federation, model: nn.Module | str, seed: int,
     topology: Topology | None, rules: tuple[Participation, Participation], loss: Loss | None,
     metrics: Mapping[str, Callable[[Tensor, Tensor], Tensor]] | None, l2: float, batch_size: int | str, absent: str,
-    dtype: str, on: str, batching: str | None, hold: int,
+    dtype: str, on: str, batching: str | None, hold: int, made: dict[str, Objective],
 ) -> World:  # fmt: skip
     """All that the programs of one model share."""
     check_batch_size(batch_size)
@@ -297,21 +301,23 @@ def make_world(
         log.info("%s is a flat method: the teams are ignored", type(algorithm).__name__)
         topology = topology.flat()
     kind: torch.dtype = getattr(torch, dtype)
+    alike = repr((id(federation), model if isinstance(model, str) else id(model), id(loss), l2, batch_size, batching))
     if isinstance(model, str):
         model = make_model(model, tuple(federation.x.shape[1:]), federation.num_classes, seed)
     classes = federation.num_classes is not None
     metrics = metrics if metrics is not None else {"accuracy": correct} if classes else {}
-    objective = Objective(
+    objective = made.get(alike) or Objective(
         checked(type(model).__name__, model), loss or default_loss(model, classes), l2=l2, dtype=kind, device=on,
         batching=batching or "stacked",
     )  # fmt: skip
     batches = Batches(federation, seed, kind, on, bool(objective.dropouts))
-    if batching is None:
+    if batching is None and alike not in made:
         few = torch.arange(min(4, len(federation)))
         size = batch_size if isinstance(batch_size, int) else 32
         choose_batching(objective, batches.walk(few, 0, 0, size).next(), seed)
         if objective.batching != "stacked":
             log.info("batching: %s (rows of this model depend on their stack)", objective.batching)
+    made[alike] = objective
     teams, devices = rules
     participation = (Participation(), *[teams] * (topology.num_tiers - 2), devices)
     return World(

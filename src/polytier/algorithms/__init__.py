@@ -1,6 +1,7 @@
 """The methods, one file each."""
 
 from polytier.algorithm import Algorithm
+from polytier.algorithms.cobo import CoBo
 from polytier.algorithms.fedavg import FedAvg
 from polytier.algorithms.fedavg_ft import FedAvgFT
 from polytier.algorithms.fedprox import FedProx
@@ -18,6 +19,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "sfedhp": SFedHP,
     "mfa-rand": MFARand,
     "mfa-rr": MFARR,
+    "cobo": CoBo,
     "pfedme": PFedMe,
     "local": Local,
     "fedavg": FedAvg,
@@ -27,6 +29,6 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 }
 
 __all__ = [
-    "ALGORITHMS", "MFARR", "FedAvg", "FedAvgFT", "FedProx", "HierFedAvg", "Local", "MFARand", "PFedMT", "PFedMe",
-    "PerMFL", "SFedHP",
+    "ALGORITHMS", "MFARR", "CoBo", "FedAvg", "FedAvgFT", "FedProx", "HierFedAvg", "Local", "MFARand", "PFedMT",
+    "PFedMe", "PerMFL", "SFedHP",
 ]  # fmt: skip

@@ -56,4 +56,4 @@ def draw(source: Path | str, out: Path | str) -> None:
     some = "" if len(order) == len(last) else f", {len(order)} shown"
     what = "" if true is None else "\nARI: adjusted Rand index of the groups found"
     figure.suptitle(f"Who (row) listens to whom (column): {len(last)} clients{some}{what}", fontsize=11)
-    figure.savefig(out, dpi=150)
+    figure.savefig(out, dpi=150, format="png")
