@@ -49,6 +49,16 @@ BAD = {
     ("--data", "mnist", "--data-dir", "."): "polytier data get mnist",
     ("--data", "none.npz"): "none.npz",
     ("none.toml",): "none.toml",
+    ("permfl", "--models", "2"): "mfa-rr or mfa-rand",
+    ("mfa-rr", "--models", "9", "--devices", "8"): "9 models need at least as many devices",
+    ("mfa-rr", "--models", "0"): "at least one model",
+    ("mfa-rr", "--set", "device_lrs=1"): "did you mean 'device_lr'",
+    ("mfa-rr", "--batch-size", "grow:some"): "A/(B+t)",
+    ("fedavg", "--set", "device_lr=1/(t)"): "A/(B+t)",
+    ("cobo", "--set", "domain=simplex", "--devices", "1", "--teams", "0"): "2 clients or more",
+    ("cobo", "--device-participation", "schedule:none.csv"): "none.csv",
+    ("permfl", "--team-formation", "learned:none"): "none",
+    ("sfedhp", "--codec", "spars"): "sparse",
 }
 
 
@@ -74,6 +84,10 @@ def test_bad_input_gets_advice_and_writes_nothing(args, tmp_path):
         ("rounds = 'ten'", "rounds = 'ten'"),
         ("rounds = ", "TOML"),
         ("data = 'python'", "made in Python"),
+        ("algorithm = 'mfa-rr'\n[models.a]\nround = 3", "setting of the model a"),
+        ("algorithm = 'mfa-rr'\n[models.a]\nalgorithm = 'mfa-rr'", "a method of one model"),
+        ("algorithm = 'mfa-rr'\n[models.a]\nset = { device_lr = 0 }", "> 0"),
+        ("algorithm = 'mfa-rr'\n[models.'a b']", "letters, digits"),
     ],
 )
 def test_a_bad_file_gets_advice(text, advice, tmp_path):

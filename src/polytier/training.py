@@ -98,8 +98,6 @@ class Training:
         """
         check_settings(eval_every, workers, tile, dtype, on, codec, absent)
         self.algorithm, self.seed, self.eval_every = algorithm, seed, eval_every
-        self.threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # more would change the order of sums with the machine
         own = {
             "federation": federation, "model": model, "loss": loss, "l2": l2, "batch_size": batch_size,
             "batching": batching,
@@ -110,6 +108,8 @@ class Training:
         }  # fmt: skip
         methods = algorithm.parts() or {"": algorithm}
         of_each = {name: {k: one_of(k, v, name, methods) for k, v in own.items()} for name in methods}
+        self.threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # more would change the order of sums with the machine
         try:
             made: dict[str, Objective] = {}  # models alike share theirs: its graphs are traced once
             worlds = {
@@ -117,6 +117,7 @@ class Training:
                 for name, method in methods.items()
             }
             self.world = join(algorithm, worlds) if algorithm.parts() else worlds[""]
+            note_flat(topology, list(worlds.values()))
             for warning in algorithm.check(self._server(0)):
                 log.warning("%s", warning)
         except Exception:
@@ -265,7 +266,7 @@ class Training:
             part.ledger.load(own, its["traffic"])
             part.device_steps = its["device_steps"]
         ids = self.world.topology.names[1]
-        for number in facts["collaboration"]:
+        for number in facts.get("collaboration", ()):
             arrays = (tensors[f"collaboration:{number}:{k}"].numpy() for k in ("base", "pairs", "weights"))
             self.collaboration[number] = Collaboration(ids, *arrays)
         self.round, self.seconds, self.history = facts["round"], facts["seconds"], facts["history"]
@@ -298,7 +299,6 @@ def make_world(
         raise ValueError(f"batching {batching!r} is unknown; allowed: {', '.join(BATCHINGS)}")
     topology = topology or default_topology(federation)
     if algorithm.tiers == 2 and topology.num_tiers > 2:
-        log.info("%s is a flat method: the teams are ignored", type(algorithm).__name__)
         topology = topology.flat()
     kind: torch.dtype = getattr(torch, dtype)
     alike = repr((id(federation), model if isinstance(model, str) else id(model), id(loss), l2, batch_size, batching))
@@ -324,6 +324,16 @@ def make_world(
         algorithm, topology, objective, batches, Memory(topology), named(participation, topology), seed, batch_size,
         absent, metrics=metrics, ledger=Ledger(topology), name=name, hold=hold, module=model,
     )  # fmt: skip
+
+
+def note_flat(topology: Topology | None, worlds: list[World]) -> None:
+    """Say once which methods have no use for the teams that there are."""
+    deep = [w.batches.federation.team is not None if topology is None else topology.num_tiers > 2 for w in worlds]
+    flat = {
+        type(w.algorithm).__name__ for w, teams in zip(worlds, deep, strict=True) if teams and w.algorithm.tiers == 2
+    }
+    for name in sorted(flat):
+        log.info("%s is a flat method: the teams are ignored", name)
 
 
 def join(algorithm: Algorithm, worlds: dict[str, World]) -> World:
