@@ -166,7 +166,7 @@ def summary(run: Run) -> dict[str, Any]:
     world, topology = run.world, run.world.topology
     models = {name: of_model(part) for name, part in run.models.items()}
     last = max(run.collaboration, default=None)
-    true = None if last is None else true_groups(run)
+    true = None if last is None else world.true_groups(1)
     return {
         "algorithm": algorithm_name(run.algorithm),
         "seed": world.seed,
@@ -227,19 +227,9 @@ def traffic(run: Run) -> Iterator[tuple[int, str, str, int]]:
             yield from ((number, link, way, amount) for way, amount in ways.items())
 
 
-def true_groups(run: Run) -> np.ndarray | None:
-    """The true group of each client of a method that learned some; None if the data have none, or clients mix them."""
-    topology, cluster = run.world.topology, run.world.batches.federation.cluster
-    if cluster is None:
-        return None
-    of_device, client = cluster[topology.order.numpy()], topology.ancestor(1).numpy()
-    first = np.unique(client, return_index=True)[1]
-    return of_device[first] if (of_device == of_device[first][client]).all() else None
-
-
 def write_collaboration(folder: Path, run: Run) -> None:
     with atomic(folder / collaboration.FILE) as partial:
-        collaboration.save(partial, run.collaboration, true_groups(run))
+        collaboration.save(partial, run.collaboration, run.world.true_groups(1))
     if find_spec("matplotlib") is not None:
         from polytier.report.heatmap import draw
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -133,6 +134,15 @@ class World:
     def samples(self) -> tuple[Tensor, ...]:
         """By tier: training samples below each node."""
         return self.topology.summed(self.batches.federation.samples[self.topology.order])
+
+    def true_groups(self, tier: int) -> np.ndarray | None:
+        """[nodes] the true group of each node of a tier; None if the data have none, or a node mixes them."""
+        cluster = self.batches.federation.cluster
+        if cluster is None:
+            return None
+        of_device, node = cluster[self.topology.order.numpy()], self.topology.ancestor(tier).numpy()
+        first = np.unique(node, return_index=True)[1]
+        return of_device[first] if (of_device == of_device[first][node]).all() else None
 
     def scope(self, name: str) -> World:
         return self.scopes[name] if name else self
