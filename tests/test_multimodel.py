@@ -2,6 +2,7 @@
 
 from collections import Counter
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -393,6 +394,10 @@ def test_what_the_models_need():
     data = ragged([2, 2, 2])
     with pytest.raises(ValueError, match="the data of model0 and model1 name other devices"):
         start(two, {"model0": data, "model1": ragged([2, 2])})
+    teams = [replace(data, team=np.array(team)) for team in ([0, 0, 1], [0, 1, 1])]
+    both = MFARR({"model0": PerMFL(), "model1": PerMFL()})
+    with pytest.raises(ValueError, match="the data of model0 and model1 have other teams"):
+        start(both, {"model0": teams[0], "model1": teams[1]})
     with pytest.raises(ValueError, match="federation is given for model0, other; the models are model0, model1"):
         start(two, {"model0": data, "other": data})
     with pytest.raises(ValueError, match="model is given for model0; the models are model0, model1"):

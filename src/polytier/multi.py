@@ -36,7 +36,8 @@ def prepare_several(config: Config) -> tuple[Training, Config]:
     made: dict[str, tuple[Federation, Config]] = {}
     for name, each in configs.items():
         key = repr([getattr(each, k) for k in DATA])  # models alike share their data
-        made.setdefault(key, make_federation(each))
+        if key not in made:
+            made[key] = make_federation(each)
         federations[name], found = made[key]
         settled = {k: getattr(found, k) for k in (*DATA, "devices", "teams")}
         configs[name] = each.model_copy(update=settled)

@@ -60,6 +60,15 @@ class Topology:
             torch.from_numpy(order),
         )
 
+    def same_as(self, other: Topology) -> bool:
+        """Whether both are the same tree."""
+        same = zip(self.names, other.names, strict=False)
+        return (
+            self.num_tiers == other.num_tiers
+            and all(np.array_equal(a, b) for a, b in same)
+            and all(torch.equal(a, b) for a, b in zip(self.parents, other.parents, strict=True))
+        )
+
     @property
     def num_tiers(self) -> int:
         return len(self.names)

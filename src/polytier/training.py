@@ -346,6 +346,12 @@ def join(algorithm: Algorithm, worlds: dict[str, World]) -> World:
                 "so each device needs data for every model"
             )
     deepest = max(worlds.values(), key=lambda world: world.topology.num_tiers)
+    for world in worlds.values():
+        if world.algorithm.tiers != 2 and not deepest.topology.same_as(world.topology):
+            raise ValueError(
+                f"the data of {deepest.name} and {world.name} have other teams; several models share one pool, so each "
+                "device is in one team: give a topology, or data that name the same teams"
+            )
     return replace(
         deepest, algorithm=algorithm, memory=Memory(deepest.topology), name="", scopes=worlds, ledger=None, hold=1
     )  # type: ignore[arg-type]
