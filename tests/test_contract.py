@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from polytier import (
     Algorithm,
     Children,
     FedAvg,
+    Federation,
     HierFedAvg,
     Local,
     PerMFL,
@@ -20,7 +22,10 @@ from polytier import (
     parameter,
 )
 
-SHORT = {"device_steps": 2, "team_rounds": 2, "local_rounds": 2, "tune_steps": 2}  # the defaults are long
+SHORT = {  # the defaults are long
+    "device_steps": 2, "team_rounds": 2, "local_rounds": 2, "tune_steps": 2, "personal_steps": 2, "head_steps": 2,
+    "body_steps": 2, "steps": 4, "num_clusters": 2,
+}  # fmt: skip
 
 
 def short(name: str) -> Algorithm:
@@ -28,9 +33,19 @@ def short(name: str) -> Algorithm:
     return kind(**{k: v for k, v in SHORT.items() if k in kind.__dataclass_fields__})
 
 
+def with_validation() -> Federation:
+    """Three or six samples a device for training, two each for validation and test."""
+    sizes = np.array([7, 10, 7, 10, 7, 7, 10])
+    rng = np.random.default_rng(1)
+    device = np.repeat(np.arange(len(sizes)), sizes)
+    split = np.concatenate([np.repeat([0, 1, 2], [n - 4, 2, 2]) for n in sizes])
+    x, y = rng.normal(size=(len(device), 2)), rng.integers(0, 3, len(device))
+    return Federation.from_arrays(x, y, device, split=split, num_classes=3)
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_method(name):
-    check_algorithm(short(name))
+    check_algorithm(short(name), federation=with_validation() if name == "validation" else None)
 
 
 def test_flat_and_stale_and_float32():

@@ -301,6 +301,41 @@ def gain(
         wide_console().print(gain_table(found.as_dict()))
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def compare(
+    ctx: typer.Context,
+    methods: Annotated[str, typer.Argument(metavar="METHOD,METHOD,... [FILE.toml]", help="What is compared.")],
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many seeds, from --seed on.")] = 3,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Its folder; goes on there.", show_default="runs/compare-DATA-N")
+    ] = None,
+    until: Annotated[
+        float, typer.Option("--until", metavar="ACCURACY", min=0, max=1, help="Count the bytes until it is reached.")
+    ] = 0.9,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Runs at a time, a process each.")] = 1,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, help="Gradient steps of a device a round, the same for all methods.")
+    ] = None,
+    fields: Annotated[
+        list[str] | None, typer.Option("--set", metavar="METHOD.FIELD=VALUE", help="A field of one of the methods.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the folder's name.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print compare.json and nothing else.")] = False,
+) -> None:
+    """Run several methods on the same data, and compare them over seeds. All other flags are those of `run`."""
+    if methods.startswith("-"):
+        raise ValueError(f"the methods come first: polytier compare permfl,fedavg {methods} ...")
+    assert ctx.parent is not None
+    assert isinstance(ctx.parent.command, Group)
+    asked = ctx.parent.command.commands["run"].make_context("run", ctx.args, parent=ctx.parent).params
+    set_up_logging(quiet or as_json, asked["verbose"])
+    flags = {k: v for k, v in asked.items() if v is not None and k in Config.model_fields}
+    from polytier.compare import compare_methods, protocol
+
+    shared = protocol(asked["what"], flags)
+    compare_methods(shared, methods.split(","), fields or (), steps, seeds, out, until, jobs, quiet, as_json)
+
+
 # -- afterwards ---------------------------------------------------------------------------------------
 
 

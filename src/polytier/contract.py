@@ -96,7 +96,7 @@ def small_federation() -> Federation:
     rng = np.random.default_rng(0)
     device = np.repeat(np.arange(len(sizes)), sizes)
     x, y = rng.normal(size=(len(device), 2)), rng.integers(0, 3, len(device))
-    return Federation.from_arrays(x, y, device, team=(device * 4) // len(sizes), num_classes=3)
+    return Federation.from_arrays(x, y, device, team=(device * 4) // len(sizes), cluster=device % 3, num_classes=3)
 
 
 def check_class(algorithm: Any) -> None:

@@ -145,15 +145,13 @@ class Answers(Sums):
         return self._summed.totals
 
     def grouped(self, by: Tensor, groups: int, empty: Rows) -> Sums:
-        """Summed by another grouping than the parent: `by` [k] in 0 .. groups-1."""
+        """Summed by another grouping than the parent: `by` [k] in 0 .. groups-1; one group is the plain sum."""
         order = torch.argsort(by, stable=True)
-        sums = Sums.zeros(empty, groups)
-        rows = map_rows(lambda r: r[order], self.rows)
+        by, sums = by[order], Sums.zeros(empty, groups)
         if len(by):
-            sums.add(
-                fold(rows, share_of_samples(self.samples[order], by[order]), by[order], groups),
-                torch.arange(groups),
-            )
+            blocks = torch.unique_consecutive(torch.stack([by, self._blocks[order]]), dim=1, return_inverse=True)[1]
+            rows = map_rows(lambda r: r[order], self.rows)
+            sums.add(fold(rows, share_of_samples(self.samples[order], by), blocks), by[starts_of(blocks)])
         return sums
 
 

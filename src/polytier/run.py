@@ -136,6 +136,9 @@ class Run:
 
     def as_module(self, row: Tensor) -> nn.Module:
         """A module with the parameters `row` [d]."""
+        if type(self.algorithm).predict is not Algorithm.predict:
+            name = type(self.algorithm).__name__
+            raise ValueError(f"{name} predicts from a device's training data too; its network alone is no classifier")
         objective, federation = self.world.objective, self.world.batches.federation
         module = copy.deepcopy(self.module).to(objective.dtype)
         module.load_state_dict({k: v.clone() for k, v in objective.parameters(row).items()}, strict=False)

@@ -1,17 +1,31 @@
 """The methods, one file each."""
 
 from polytier.algorithm import Algorithm
+from polytier.algorithms.al2gd import AL2GD
+from polytier.algorithms.apfl import APFL
 from polytier.algorithms.cobo import CoBo
+from polytier.algorithms.demlearn import DemLearn
+from polytier.algorithms.ditto import Ditto
+from polytier.algorithms.fc import FC
+from polytier.algorithms.fedamp import FedAMP, HeurFedAMP
 from polytier.algorithms.fedavg import FedAvg
 from polytier.algorithms.fedavg_ft import FedAvgFT
 from polytier.algorithms.fedprox import FedProx
+from polytier.algorithms.fedrep import FedRep
 from polytier.algorithms.hier_fedavg import HierFedAvg
+from polytier.algorithms.ifca import IFCA
 from polytier.algorithms.local import Local
 from polytier.algorithms.multimodel import MFARR, MFARand
+from polytier.algorithms.oracle import Oracle
+from polytier.algorithms.per_fedavg import PerFedAvg
 from polytier.algorithms.permfl import PerMFL
+from polytier.algorithms.pfedbayes import PFedBayes
+from polytier.algorithms.pfedgp import PFedGP
 from polytier.algorithms.pfedme import PFedMe
 from polytier.algorithms.pfedmt import PFedMT
+from polytier.algorithms.scaffold import SCAFFOLD
 from polytier.algorithms.sfedhp import SFedHP
+from polytier.algorithms.validation import ValidationWeights
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "permfl": PerMFL,
@@ -20,15 +34,56 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "mfa-rand": MFARand,
     "mfa-rr": MFARR,
     "cobo": CoBo,
-    "pfedme": PFedMe,
     "local": Local,
     "fedavg": FedAvg,
     "fedavg-ft": FedAvgFT,
     "fedprox": FedProx,
     "hier-fedavg": HierFedAvg,
+    "pfedme": PFedMe,
+    "per-fedavg": PerFedAvg,
+    "pfedbayes": PFedBayes,
+    "pfedgp": PFedGP,
+    "ditto": Ditto,
+    "al2gd": AL2GD,
+    "demlearn": DemLearn,
+    "fedamp": FedAMP,
+    "heurfedamp": HeurFedAMP,
+    "ifca": IFCA,
+    "fc": FC,
+    "validation": ValidationWeights,
+    "oracle": Oracle,
+    "scaffold": SCAFFOLD,
+    "apfl": APFL,
+    "fedrep": FedRep,
 }
 
 __all__ = [
-    "ALGORITHMS", "MFARR", "CoBo", "FedAvg", "FedAvgFT", "FedProx", "HierFedAvg", "Local", "MFARand", "PFedMT",
-    "PFedMe", "PerMFL", "SFedHP",
-]  # fmt: skip
+    "AL2GD",
+    "ALGORITHMS",
+    "APFL",
+    "FC",
+    "IFCA",
+    "MFARR",
+    "SCAFFOLD",
+    "CoBo",
+    "DemLearn",
+    "Ditto",
+    "FedAMP",
+    "FedAvg",
+    "FedAvgFT",
+    "FedProx",
+    "FedRep",
+    "HeurFedAMP",
+    "HierFedAvg",
+    "Local",
+    "MFARand",
+    "Oracle",
+    "PFedBayes",
+    "PFedGP",
+    "PFedMT",
+    "PFedMe",
+    "PerFedAvg",
+    "PerMFL",
+    "SFedHP",
+    "ValidationWeights",
+]

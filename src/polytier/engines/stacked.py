@@ -92,7 +92,9 @@ class Stacked:
             yield 0, n, 0, *answer
             return
         runs = cut(call, min(-(-n // self.workers), max(tile, RUN)))
-        if self.workers == 1 or len(runs) == 1:
+        # a row for each receiver and an answer from each: moving them costs more than a second core gains
+        each = call.blocks is None and not call.quiet and any(len(r) == n for r in as_dict(call.rows).values())
+        if self.workers == 1 or len(runs) == 1 or each:
             for start, end, first in runs:
                 yield start, end, first, *compute(self.world, call.part(start, end), tile, self.codec)
             return

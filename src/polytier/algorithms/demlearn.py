@@ -1,0 +1,122 @@
+"""DemLearn: self-organising democratised learning (Nguyen, Pandey, Dang, Huh, Tran, Saad, Hong 2020).
+
+The server groups devices by agglomerative clustering and averages their models up the hierarchy. A device learns
+
+    min_w f_i(w) + mu/2 sum_k |w - w^(k)|^2 / N^(k)
+
+where w^(k) is the model of its group of level k and N^(k) the number of devices in that group. It starts from
+
+    (1 - beta_t) w_i + beta_t sum_k w^(k) / N^(k) / sum_k 1 / N^(k)
+
+symbol  | field           | shape       | meaning
+w_i     | device model    | [n, d]      | kept as "model"; the server has a copy of each
+        | state "groups"  | [levels, n] | the group of each device, lowest level first: a row of "models"
+w^(k)   | state "models"  | [groups, d] | mean of the devices' models; the last one is of all: the global model
+K       | levels          |             | levels of groups: all, the two branches of the dendrogram, their branches, ..
+tau     | regroup_rounds  |             | rounds after which groups are formed anew; the first are formed after round 1
+        | cluster_by      |             | "models", or "updates": what the last local learning changed (a second row up)
+beta_t  | mix, mix_decay  |             | beta_t = mix * mix_decay^t in rounds t = 0, 1, ..
+mu      | device_pull     |             | pull to the groups' models
+        | device_lr, device_steps |     | step and number of steps of the local learning
+
+The pulls to the models of all levels are one pull to their mean by 1 / N^(k), so that a device is sent this row and one
+number. Absent devices count with the last model they sent (at first the initial one). Clustering takes time and memory
+O(n^2) at the server.
+
+Certain: clustering, the means, the objective and a beta that decays (DemLearn-P of the paper's first version; DemLearn
+there is mu = 0). Readings: average linkage of Euclidean distances; the mean at the start is normalised; levels are the
+depths of the dendrogram; a device that is alone in a group learns from the levels above; the rate of decay.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polytier.algorithm import Algorithm, Children, Local
+from polytier.algorithms.fedamp import SHOWN, as_collaboration
+from polytier.collaboration import Collaboration
+from polytier.fields import Step, parameter
+from polytier.solvers import proximal_sgd
+
+
+@dataclass(frozen=True)
+class DemLearn(Algorithm):
+    tiers: ClassVar[int | None] = 2
+    device_lr: Step = parameter(0.05, "", "step size of a device", above=0, per="node")
+    device_steps: int = parameter(20, "", "mini-batch steps of a device a round", least=1)
+    device_pull: float = parameter(0.002, "mu", "pull of a device's model to those of its groups", least=0)
+    levels: int = parameter(4, "K", "levels of groups, the group of all among them", least=1, most=16)
+    regroup_rounds: int = parameter(2, "tau", "rounds after which groups are formed anew", least=1)
+    cluster_by: str = parameter("models", "", "what devices are grouped by", choices=("models", "updates"))
+    mix: float = parameter(1.0, "beta", "share of the groups' models where a device starts", least=0, most=1)
+    mix_decay: float = parameter(0.7, "", "what is left of that share from round to round", least=0, most=1)
+
+    def check(self, server: Children) -> list[str]:
+        if len(server.kids[0]) < 2:
+            raise ValueError("DemLearn groups devices and needs 2 or more; got 1: add some, or use local")
+        return []
+
+    def init(self, x: Tensor) -> dict[str, Tensor]:
+        return {"groups": torch.zeros(self.levels, 0, dtype=torch.int64), "models": x}
+
+    def server(self, state: dict[str, Tensor], devices: Children) -> dict[str, Tensor]:
+        groups, n, present = state["groups"], len(devices.kids[0]), devices.draw()[0]
+        if not len(present):
+            return state
+        sent = self.guide(groups, state["models"], present) if groups.numel() else {}
+        devices.remember("learned", devices.call("solve", sent, to=present, each=True))
+        first = devices.initial.expand(n, -1)
+        learned: dict[str, Tensor] = devices.recall("learned", {"models": first, "updates": 0 * first}).rows  # type: ignore
+        if not groups.numel() or devices.round % self.regroup_rounds == 0:
+            groups = hierarchy(learned[self.cluster_by].numpy(), self.levels)
+        models = first.new_zeros(int(groups.max()) + 1, first.shape[1])
+        for level in groups:
+            models.index_add_(0, level, learned["models"])
+        return {"groups": groups, "models": models / groups.flatten().bincount().unsqueeze(1)}
+
+    def guide(self, groups: Tensor, models: Tensor, present: Tensor) -> dict[str, Tensor]:
+        """The mean of the models of each device's groups, by 1 / N^(k), and its pull to it."""
+        size = groups.flatten().bincount()[groups[:, present]]
+        share = (size > 1).to(models.dtype) / size  # [levels, m]
+        total = share.sum(0)
+        mean = torch.zeros_like(models[groups[0, present]])
+        for level, by in zip(groups[:, present], share / total, strict=True):
+            mean += by.unsqueeze(1) * models[level]
+        return {"mean": mean, "pull": self.device_pull * total}
+
+    def device(self, sent: dict[str, Tensor], local: Local) -> dict[str, Tensor]:
+        start = anchor = local.memory("model", local.initial)
+        pull: Tensor | float = 0.0
+        if sent:  # there are groups
+            anchor, pull = sent["mean"], sent["pull"].unsqueeze(1)
+            beta = self.mix * self.mix_decay**local.round
+            start = (1 - beta) * start + beta * anchor
+        w = proximal_sgd(local, start, anchor, local.value(self.device_lr), pull, self.device_steps)
+        local.keep(model=w)
+        return {"models": w, "updates": w - start} if self.cluster_by == "updates" else {"models": w}
+
+    def global_model(self, state: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
+        return state["models"][-1:]
+
+    def collaboration(self, state: dict[str, Tensor]) -> Collaboration | None:  # type: ignore[override]
+        lowest = state["groups"][0]
+        return as_collaboration((lowest.unsqueeze(1) == lowest).double()) if len(lowest) <= SHOWN else None
+
+
+def hierarchy(points: np.ndarray, levels: int) -> Tensor:
+    """[levels, n] the group of each point, lowest level first; groups are numbered on from level to level."""
+    from scipy.cluster.hierarchy import linkage, to_tree
+
+    branches: list[list[Any]] = [[to_tree(linkage(points, "average"))]]
+    for _ in range(levels - 1):
+        parts = ([b] if b.is_leaf() else [b.left, b.right] for b in branches[0])
+        branches.insert(0, [branch for pair in parts for branch in pair])
+    groups, number = torch.zeros(levels, len(points), dtype=torch.int64), 0
+    for level, row in zip(branches, groups, strict=True):
+        for branch in level:
+            row[branch.pre_order()] = number
+            number += 1
+    return groups

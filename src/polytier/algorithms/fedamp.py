@@ -1,0 +1,132 @@
+"""FedAMP and HeurFedAMP: attentive message passing (Huang, Chu, Zhou, Wang, Liu, Pei, Zhang 2021).
+
+Every device has a model w_i and listens most to those whose models are near its own. FedAMP minimises
+
+    sum_i f_i(w_i) + lambda sum_{i<j} A(|w_i - w_j|^2),    A(x) = 1 - exp(-x / sigma)
+
+by a step on A at the server, which gives device i its cloud model u_i, and a proximal step at the device.
+
+symbol           | field           | shape  | meaning
+w_i              | device model    | [n, d] | kept as "model"; the server has a copy of each
+u_i              | cloud model     | [n, d] | sum_j xi_ij w_j: what device i is sent
+xi_ij            | state "weights" | [n, n] | those of each device's last round; not kept above 2,000 devices
+alpha_k          | attention_lr    |        | FedAMP: step on A; xi_ij = alpha_k A'(|w_i - w_j|^2), xi_ii the rest
+sigma            | sigma           |        | FedAMP: how far away a model is still listened to; HeurFedAMP: see below
+xi_ii            | self_weight     |        | HeurFedAMP: weight of the own model; the others share what is left,
+                                              each in proportion to exp(sigma cos(w_i, w_j))
+lambda / alpha_k | device_pull     |        | pull of a device's model to its cloud model
+                 | device_lr, device_steps | | step and number of steps that approximate the proximal step
+
+Those who do not take part keep their models and are in nobody's cloud model. The server compares all pairs of those who
+do, some rows of weights at a time: O(n^2 d). Distances are of differences, not of products: near models stay exact.
+
+Certain: the objective, xi and the proximal step. A reading: the proximal step starts at u_i, and is plain SGD.
+Differs from the paper: alpha_k is one number for all rounds, and lambda / alpha_k a number of its own, so that
+attention_lr = 0 is the proximal point method of each device alone; with device_pull = 0 too it is Local.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polytier.algorithm import Algorithm, Children, Local
+from polytier.collaboration import Collaboration
+from polytier.fields import Step, parameter
+from polytier.rows import Rows
+from polytier.solvers import proximal_sgd
+
+HELD = 1 << 24  # weights that are under way at once
+SHOWN = 2000  # devices up to which all weights are kept
+
+
+@dataclass(frozen=True)
+class Attentive(Algorithm):
+    """What both have in common; `attention` is what sets them apart."""
+
+    tiers: ClassVar[int | None] = 2
+    device_lr: Step = parameter(0.01, "", "step size of a device", above=0, per="node")
+    device_steps: int = parameter(20, "", "mini-batch steps of a device a round", least=1)
+    device_pull: float = parameter(1.0, "lambda/alpha_k", "pull of a device's model to its cloud model", least=0)
+
+    def attention(self, rows: Tensor, w: Tensor, own: Tensor) -> Tensor:
+        """[r, m] how much `rows` [r, d] listen to each of w [m, d], m > 1; zero where `own` [r, m]."""
+        raise NotImplementedError
+
+    def init(self, x: Tensor) -> dict[str, Tensor]:
+        return {"weights": x.new_zeros(0, 0)}
+
+    def server(self, state: dict[str, Tensor], devices: Children) -> dict[str, Tensor]:
+        n, present = len(devices.kids[0]), devices.draw()[0]
+        if not len(present):
+            return state
+        w = devices.recall("model", devices.initial.expand(n, -1)).rows[present]  # type: ignore[index]
+        m, clouds = len(present), []
+        for rows in torch.arange(m).split(max(1, HELD // m)):
+            own = rows.unsqueeze(1) == torch.arange(m)
+            xi = self.attention(w[rows], w, own) if m > 1 else w.new_zeros(1, 1)
+            xi = xi + own * (1 - xi.sum(1, keepdim=True))
+            clouds.append(xi @ w)
+            state = with_weights(state, n, present[rows], present.expand(len(rows), m), xi)
+        devices.remember("model", devices.call("solve", torch.cat(clouds), to=present, each=True))
+        return state
+
+    def device(self, u: Tensor, local: Local) -> Tensor:
+        w = proximal_sgd(local, u, u, local.value(self.device_lr), self.device_pull, self.device_steps)
+        local.keep(model=w)
+        return w
+
+    def global_model(self, state: Rows) -> None:
+        return None
+
+    def collaboration(self, state: dict[str, Tensor]) -> Collaboration | None:  # type: ignore[override]
+        return as_collaboration(state["weights"])
+
+
+@dataclass(frozen=True)
+class FedAMP(Attentive):
+    attention_lr: float = parameter(0.1, "alpha_k", "step of the server on the attention between models", least=0)
+    sigma: float = parameter(10.0, "sigma", "squared distance at which attention has fallen to 1/e", above=0)
+
+    def check(self, server: Children) -> list[str]:
+        others = len(server.kids[0]) - 1
+        most, better = self.attention_lr / self.sigma * others, f"{self.sigma / max(1, others):.3g}"
+        told = (
+            f"attention_lr / sigma * {others} other devices = {most:g} is above 1: a device's weight of its own model"
+        )
+        return [f"{told} may be negative; use attention_lr = {better}"] if most > 1 else []
+
+    def attention(self, rows: Tensor, w: Tensor, own: Tensor) -> Tensor:
+        x = torch.cdist(rows, w, compute_mode="donot_use_mm_for_euclid_dist") ** 2
+        return (self.attention_lr / self.sigma * torch.exp(-x / self.sigma)).masked_fill(own, 0)  # alpha_k A'(x)
+
+
+@dataclass(frozen=True)
+class HeurFedAMP(Attentive):
+    self_weight: float = parameter(0.5, "xi_ii", "weight of a device's own model", least=0, most=1)
+    sigma: float = parameter(10.0, "sigma", "how much more is listened to a model of the same direction", least=0)
+
+    def attention(self, rows: Tensor, w: Tensor, own: Tensor) -> Tensor:
+        unit = torch.nn.functional.normalize(w, dim=1)  # no direction at all: cosine 0
+        cosine = torch.nn.functional.normalize(rows, dim=1) @ unit.T
+        return (1 - self.self_weight) * torch.softmax((self.sigma * cosine).masked_fill(own, -torch.inf), 1)
+
+
+def with_weights(state: dict[str, Tensor], n: int, who: Tensor, whom: Tensor, w: Tensor) -> dict[str, Tensor]:
+    """The state in which `who` [m] listen to `whom` [m, k] with weights w [m, k] and to nobody else."""
+    if n > SHOWN:
+        return state
+    weights = state["weights"].clone() if len(state["weights"]) else w.new_zeros(n, n)
+    weights[who] = 0
+    weights[who.unsqueeze(1), whom] = w
+    return {"weights": weights}
+
+
+def as_collaboration(weights: Tensor) -> Collaboration | None:
+    """A matrix [n, n] as who listens to whom; None if there is none."""
+    dense, n = weights.numpy().copy(), len(weights)
+    np.fill_diagonal(dense, 0)
+    pairs = np.argwhere(dense)
+    return Collaboration(np.arange(n), np.zeros(n), pairs, dense[tuple(pairs.T)]) if n else None

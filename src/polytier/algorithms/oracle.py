@@ -1,0 +1,63 @@
+"""Oracle: FedAvg within each true group of devices. What a method that has to find the groups can hope for.
+
+Minimises sum_g mean_{i in g} f_i(x_g), each mean weighted by samples.
+
+symbol | field  | shape     | meaning
+x_g    | state  | [1, k, d] | the groups' models, "centres"
+g      |        | [n]       | a device's group, sent along in every round and kept as "group"
+others | as in FedAvg
+
+The data say who belongs together (`Federation.cluster`). A device's personal model is the last one of its group; one
+that never took part knows no group and has the initial model.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polytier.algorithm import Children, Local
+from polytier.algorithms.fedavg import FedAvg
+from polytier.rows import Rows
+
+
+@dataclass(frozen=True)
+class Oracle(FedAvg):
+    def check(self, server: Children) -> list[str]:
+        if server.world.true_groups(server.tier + 1) is None:
+            raise ValueError(
+                "Oracle needs the true groups of the devices and these data have none; use the partition "
+                "clusters-permuted or clusters-disjoint, or give your .npz a column cluster"
+            )
+        if server.world.absent == "stale":
+            raise ValueError('Oracle averages the answers of this round alone; use absent = "skip"')
+        return []
+
+    def init(self, x: Tensor) -> dict[str, Tensor]:
+        return {"centres": x.unsqueeze(1)}  # as many as there are groups after the first round
+
+    def server(self, state: dict[str, Tensor], devices: Children) -> dict[str, Tensor]:
+        true: Any = devices.world.true_groups(devices.tier + 1)
+        (label, group), present = np.unique(true, return_inverse=True), devices.draw()[0]
+        if not len(present):
+            return state
+        x, of = state["centres"][0].expand(len(label), -1), torch.from_numpy(group)[present]
+        answers = devices.call("solve", {"model": x[of], "group": of}, to=present, each=True)
+        models = answers.grouped(of, len(label), {"model": x})["model"]
+        return {"centres": models.mean(self.weights).unsqueeze(0)}
+
+    def device(self, sent: dict[str, Tensor], local: Local) -> dict[str, Tensor]:
+        local.keep(group=sent["group"])
+        return {"model": super().device(sent["model"], local)}
+
+    def global_model(self, state: Rows) -> None:
+        return None
+
+    def publish(self, state: dict[str, Tensor]) -> Tensor:
+        return state["centres"]
+
+    def personal(self, x: Tensor, local: Local) -> Tensor:
+        group = local.memory("group", torch.full((len(x),), -1))[:, None, None]
+        return torch.where(group[:, 0] < 0, local.initial, x.take_along_dim(group.clamp(min=0), 1).squeeze(1))

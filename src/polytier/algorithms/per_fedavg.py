@@ -1,0 +1,57 @@
+"""Per-FedAvg: a global model from which one step on a device's own data goes far (Fallah, Mokhtari, Ozdaglar 2020).
+
+Minimises mean_i F_i(w), F_i(w) = f_i(w - alpha grad f_i(w)), whose gradient is (I - alpha H_i(w)) grad f_i(w~_i) with
+w~_i = w - alpha grad f_i(w) and the Hessian H_i.
+
+symbol  | field        | shape  | meaning
+w       | state        | [1, d] | global model
+theta_i | personal     | [n, d] | made from w by `adapt_steps` steps on training data, whenever it is asked for
+beta    | device_lr    |        | step of a device on F_i (one number, or one a device)
+alpha   | inner_lr     |        | step inside F_i, and of the personal models; 0 is FedAvg
+tau     | device_steps |        | steps of a device a round
+delta   | hessian_step |        | how far to both sides of w the Hessian's product is measured
+        | variant      |        | "first-order": the Hessian is taken for 0; "hessian-free": by two more gradients
+
+A step draws its mini-batches D, D', D'' apart and takes 2 gradients (first-order) or 4 (hessian-free).
+
+Differs from the paper: the mean is weighted by samples, as FedAvg's; there it is plain (weights = "uniform").
+Its exact gradient, with second derivatives, is not built; "hessian-free" is the paper's own stand-in for it.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from polytier.algorithm import Local
+from polytier.algorithms.fedavg import FedAvg
+from polytier.fields import Step, parameter
+from polytier.rows import Rows
+from polytier.solvers import sgd
+
+
+@dataclass(frozen=True)
+class PerFedAvg(FedAvg):
+    inner_lr: Step = parameter(0.01, "alpha", "step size inside the objective", least=0, per="node")
+    variant: str = parameter("first-order", "", "what becomes of the Hessian", choices=("first-order", "hessian-free"))
+    hessian_step: float = parameter(0.001, "delta", "step of the difference of gradients (hessian-free)", above=0)
+    adapt_steps: int = parameter(1, "", "steps from the global model to a personal one", least=1)
+
+    def device(self, x: Tensor, local: Local) -> Tensor:
+        beta, alpha, delta = local.value(self.device_lr), local.value(self.inner_lr), self.hessian_step
+        w = x
+        for _ in range(self.device_steps):
+            inner = w - alpha * local.grad(w, local.batch(stream="inner"))  # w~, on D
+            d = local.grad(inner)  # on D'; FedAvg's own draws, so that alpha = 0 is FedAvg to the bit
+            if self.variant == "hessian-free":
+                held = local.batch(stream="hessian")  # D''
+                product = (local.grad(w + delta * d, held) - local.grad(w - delta * d, held)) / (2 * delta)  # H d
+                d = d - alpha * product
+            w = w - beta * d
+        return w
+
+    def publish(self, state: Rows) -> Rows:
+        return state
+
+    def personal(self, x: Rows | None, local: Local) -> Tensor:
+        assert isinstance(x, Tensor)
+        return sgd(local, x, local.value(self.inner_lr), self.adapt_steps)

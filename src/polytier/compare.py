@@ -1,0 +1,324 @@
+"""Several methods on one split and one protocol: what is run, and the processes that run it.
+
+The folder of a comparison holds, for every method and seed, METHOD-SEED.toml, what was asked for, and METHOD-SEED, the
+run folder; then compare.json and compare.csv. The same comparison again goes on where it ended: finished runs are
+reused, others are resumed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from polytier.config import (
+    Config,
+    algorithm_kind,
+    check_config,
+    is_file,
+    make_algorithm,
+    make_federation,
+    merge_fields,
+    prepare,
+    read_toml,
+    resolve,
+    several,
+    to_toml,
+)
+from polytier.report import comparison
+from polytier.report.comparison import DIVERGED, DONE, FAILED, FILE, INTERRUPTED, NOT_APPLICABLE, RUNNING, WAITING
+from polytier.report.files import read_summary
+from polytier.terminal import BAD_INPUT, FAULT, Interrupt, fail, log, say, wide_console
+from polytier.terminal import INTERRUPTED as EXIT_INTERRUPTED
+
+ENDS = {0: DONE, BAD_INPUT: NOT_APPLICABLE, EXIT_INTERRUPTED: INTERRUPTED}
+TICK = 0.5  # seconds from one look at the runs to the next
+
+
+@dataclass
+class Task:
+    """A run of a comparison, and how it goes."""
+
+    method: str
+    config: Config
+    folder: Path
+    state: str = WAITING
+    reason: str = ""  # why it is not done
+    notes: list[str] = field(default_factory=list)  # what the run had to say
+
+    @property
+    def asked(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.toml")
+
+    def entry(self) -> dict[str, Any]:
+        """What its record begins with."""
+        names = {"method": self.method, "seed": self.config.seed, "folder": self.folder.name}
+        return {**names, "state": self.state, "reason": self.reason}
+
+
+def compare_methods(
+    shared: Config, names: Sequence[str], fields: Sequence[str], steps: int | None, seeds: int, out: Path | None,
+    until: float, jobs: int, quiet: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """All of `polytier compare`: `fields` are METHOD.FIELD=VALUE texts."""
+    configs, notes = settle(shared, names, fields, steps)
+    out = out or free_folder(shared)
+    tasks = make_tasks(configs, seeds, out)
+    check(tasks, out)
+    settings = {
+        "methods": list(names), "seeds": sorted({task.config.seed for task in tasks}), "until": until, "steps": steps,
+        "set": {name: config.set for name, config in configs.items()}, "notes": notes,
+        **shared.model_dump(exclude={"algorithm", "set", "seed", "out"}, exclude_none=True),
+    }  # fmt: skip
+    show = not (quiet or as_json)
+    for note in notes if show else ():
+        say(note)
+
+    def write() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        records = comparison.make_records(out, (task.entry() for task in tasks), until)
+        methods = comparison.by_method(out, records)
+        comparison.write(out, settings, records, methods)
+        return methods, records
+
+    if not (out / FILE).exists():
+        from polytier.folder import claim
+
+        claim(out)
+    write()  # the folder is known as a comparison from here on
+    try:
+        run_tasks(tasks, out, jobs, show)
+    finally:
+        methods, records = write()
+    if as_json:
+        print((out / FILE).read_text(encoding="utf-8"), end="")
+    elif quiet:
+        print(out)
+    else:
+        comparison.print_comparison(wide_console(), methods, records, until, out)
+    states = {task.state for task in tasks}
+    if states & {INTERRUPTED, WAITING}:
+        raise fail(f"interrupted; go on with the same command and --out {out}", EXIT_INTERRUPTED)
+    if DONE not in states:
+        raise fail("no run came to its end", FAULT)
+
+
+# -- what is run --------------------------------------------------------------------------------------
+
+
+def protocol(what: str | None, flags: Mapping[str, Any]) -> Config:
+    """What all methods share. A file's own fields are those of the file's own method."""
+    if what is not None and not is_file(what):
+        raise ValueError(f"{what!r} is no FILE.toml; methods are written with commas and come first: permfl,fedavg")
+    config = resolve(what, flags)
+    return config.model_copy(update={"out": None, "workers": config.workers or 1})
+
+
+def settle(
+    shared: Config, names: Sequence[str], texts: Sequence[str], steps: int | None
+) -> tuple[dict[str, Config], list[str]]:
+    """The configuration of each method, and notes on what could not be the same for all."""
+    if not all(names) or len(set(names)) < len(names):
+        raise ValueError(f"methods are different names with commas between: permfl,fedavg; got {','.join(names)!r}")
+    kinds = {name: algorithm_kind(name) for name in names}
+    own: dict[str, list[str]] = {name: [] for name in names}
+    for text in texts:
+        name = max((name for name in names if text.startswith(f"{name}.")), key=len, default=None)
+        if name is None:
+            there = f"METHOD one of {', '.join(names)}"
+            raise ValueError(f"--set {text!r}: write METHOD.FIELD=VALUE, {there}: --set {names[0]}.device_lr=0.05")
+        own[name].append(text.removeprefix(f"{name}."))
+    tiers = 0 if steps is None else team_tiers(make_federation(shared)[1].teams)
+    configs, notes = {}, []
+    for name, kind in kinds.items():
+        given = merge_fields({}, own[name])
+        fields = dict(shared.set) if name == shared.algorithm else {}
+        if steps is not None:
+            wanted = step_fields(kind, given.get("device_steps"), steps, tiers)
+            fields |= wanted
+            if not wanted:
+                notes.append(f"{name} has no device_steps: it takes its own number of steps a round, not {steps}")
+            elif any(given.get(key, value) != value for key, value in wanted.items()):
+                notes.append(f"{name} keeps what --set says: it may take another number of steps a round than {steps}")
+        config = shared.model_copy(update={"algorithm": name, "set": merge_fields(fields, own[name])})
+        if not several(config.model_copy(update={"models": None})):
+            make_algorithm(name, config.set)  # bad fields are found here
+        configs[name] = config
+    return configs, notes
+
+
+def team_tiers(teams: str | None) -> int:
+    return 0 if teams in (None, "0", "none") else 1 + teams.count("x")
+
+
+def step_fields(kind: type, inner: Any, steps: int, tiers: int) -> dict[str, int]:
+    """Fields with which a device takes `steps` gradient steps a round; none if the method has no device_steps.
+
+    They are device_steps times team_rounds (of every tier of teams) or local_rounds. A method of both keeps its
+    device_steps (or `inner`, if that is given) as far as it divides `steps`; the rounds do the rest.
+    """
+    known = {each.name: each.default for each in dataclasses.fields(kind)}
+    if "device_steps" not in known:
+        return {}
+    depth = {"team_rounds": tiers, "local_rounds": 1}
+    rounds = next((name for name in depth if name in known and depth[name]), None)
+    if rounds is None:
+        return {"device_steps": steps}
+    inner = inner if isinstance(inner, int) else known["device_steps"]
+    inner = steps if depth[rounds] > 1 else math.gcd(steps, inner)
+    return {"device_steps": inner, rounds: steps // inner}
+
+
+def make_tasks(configs: Mapping[str, Config], seeds: int, out: Path) -> list[Task]:
+    """All methods with the first seed, then all with the next one."""
+    first = next(iter(configs.values())).seed
+    tasks = [
+        Task(name, config.model_copy(update={"seed": seed}), out / f"{slug(name)}-{seed}")
+        for seed in range(first, first + seeds)
+        for name, config in configs.items()
+    ]
+    for task in tasks:
+        if (read_summary(task.folder) or {}).get("rounds", 0) >= task.config.rounds:
+            task.state = DONE
+    return tasks
+
+
+def slug(text: str) -> str:
+    """Fit to be a folder's name."""
+    return re.sub(r"[^\w.-]+", "-", text)
+
+
+def free_folder(config: Config) -> Path:
+    """runs/compare-DATA-N, the first that is not taken."""
+    from polytier.folder import next_free
+
+    return next_free(Path("runs"), slug(f"compare-{Path(config.data).name.removesuffix('.npz')}"))
+
+
+def check(tasks: Sequence[Task], out: Path) -> None:
+    """Advice about bad input, before anything is written."""
+    if out.exists() and not (out.is_dir() and ((out / FILE).exists() or not any(out.iterdir()))):
+        raise ValueError(f"{out} exists and is no comparison (it has no {FILE}); name another one")
+    for task in tasks:
+        before = check_config(read_toml(task.asked)) if task.asked.exists() else task.config
+        names = [name for name in Config.model_fields if getattr(before, name) != getattr(task.config, name)]
+        if names:
+            now = ", ".join(f"{n} {getattr(before, n)} (now {getattr(task.config, n)})" for n in names)
+            raise ValueError(f"{task.folder} was made with {now}; repeat that, or name another --out")
+        if task.folder.exists() and not task.asked.exists():
+            raise ValueError(f"{task.folder} is not of this comparison; name another --out")
+    if any(task.state == DONE for task in tasks):
+        return  # what all share is right
+    faults, log.disabled = [], True  # the runs themselves will say what there is to say
+    try:
+        for task in (task for task in tasks if task.config.seed == tasks[0].config.seed):
+            try:
+                prepare(task.config)[0].close()
+                return
+            except ValueError as error:
+                faults.append(error)
+    finally:
+        log.disabled = False
+    raise faults[0]  # no method can start
+
+
+# -- running ------------------------------------------------------------------------------------------
+
+
+def run_tasks(tasks: Sequence[Task], out: Path, jobs: int, show: bool) -> None:
+    """Run all that is not finished; with `show`, a table on a terminal and lines elsewhere."""
+    console = Console(stderr=True)
+    live = Live(console=console, transient=True) if show and console.is_terminal else None
+    noted: set[str] = set()
+    with Interrupt() as interrupt, live or nullcontext(), closing(ends(tasks, jobs, interrupt)) as ended:
+        for task in ended:
+            if live is not None:
+                live.update(comparison.progress_table(out, [t.entry() for t in tasks], tasks[0].config.rounds))
+            if task is None or not show:
+                continue
+            for note in (f"{task.method}: {text}" for text in task.notes):
+                if note not in noted:
+                    noted.add(note)
+                    say(note)
+            if live is None:
+                how = comparison.progress(task.folder, task.state, task.config.rounds)
+                how += f": {task.reason}" if task.reason else ""
+                left = sum(t.state in (WAITING, RUNNING) for t in tasks)
+                say(f"{task.method}, seed {task.config.seed}: {how} ({left} to go)")
+
+
+def ends(tasks: Sequence[Task], jobs: int, stop: Callable[[], bool]) -> Generator[Task | None]:
+    """Run what is not finished, `jobs` at a time; yields each task when it ends, and None while time goes by."""
+    waiting = [task for task in tasks if task.state == WAITING]
+    running: list[tuple[Task, subprocess.Popen, Any]] = []
+    asked = False
+    try:
+        while running or (waiting and not asked):
+            while waiting and len(running) < jobs and not stop():
+                task, errors = waiting.pop(0), tempfile.TemporaryFile()  # noqa: SIM115  closed when it ends
+                task.asked.write_text(to_toml(task.config.model_dump()), encoding="utf-8")
+                # a group of its own: Ctrl-C comes to it from here, and once
+                process = subprocess.Popen(
+                    command(task), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, process_group=0
+                )
+                running.append((task, process, errors))
+                task.state = RUNNING
+            if stop() and not asked:
+                asked = True
+                tell(running)
+            yield None
+            over = [each for each in running if each[1].poll() is not None]
+            for each in over:
+                running.remove(each)
+                task, process, errors = each
+                end(task, process.returncode, errors, asked)
+                yield task
+            if not over:
+                time.sleep(TICK)
+    finally:
+        tell(running)  # the second time: they stop at once
+        for task, process, errors in running:
+            end(task, process.wait(), errors, True)
+
+
+def command(task: Task) -> list[str]:
+    """A process that starts the run, or goes on with it."""
+    if any((task.folder / "checkpoints").glob("round-*")):
+        how = ["resume", str(task.folder)]
+    else:
+        shutil.rmtree(task.folder, ignore_errors=True)  # killed before its first checkpoint
+        how = ["run", str(task.asked), "--out", str(task.folder)]
+    return [sys.executable, "-m", "polytier.cli", *how, "--quiet"]
+
+
+def tell(running: Sequence[tuple[Task, subprocess.Popen, Any]]) -> None:
+    for _, process, _ in running:
+        process.send_signal(signal.SIGINT)
+
+
+def end(task: Task, code: int, errors: Any, asked: bool) -> None:
+    """How a run ended, and what it said."""
+    errors.seek(0)
+    said = [line for line in errors.read().decode(errors="replace").splitlines() if line.strip()]
+    errors.close()
+    task.state = INTERRUPTED if asked and code else ENDS.get(code, FAILED)
+    if task.state == DONE:
+        task.notes = said
+    elif task.state != INTERRUPTED:
+        last = next((line for line in reversed(said) if line.startswith("polytier: ")), "".join(said[-1:]))
+        task.reason = last.removeprefix("polytier: ") or f"exit code {code}"
+        if task.reason.startswith("diverged "):
+            task.state, task.reason = DIVERGED, task.reason.removeprefix("diverged ")
