@@ -50,14 +50,14 @@ def test_dense_and_part():
 
 def test_connected_groups_by_hand():
     chain = {(3, 1): 1.0, (1, 3): 1.0, (1, 0): 1.0}  # 0 - 1 only one way: the mean is 0.5
-    assert matrix(np.zeros(4), chain).groups().tolist() == [0, 0, 1, 0]
-    assert matrix(np.zeros(4), chain).groups(threshold=0.6).tolist() == [0, 1, 2, 1]
+    assert matrix(np.zeros(4), chain).groups("connected").tolist() == [0, 0, 1, 0]
+    assert matrix(np.zeros(4), chain).groups("connected", threshold=0.6).tolist() == [0, 1, 2, 1]
     everybody_but = {(0, j): 0.0 for j in (1, 2, 3)} | {(j, 0): 0.0 for j in (1, 2, 3)}
-    assert matrix(np.ones(4), everybody_but).groups().tolist() == [0, 1, 1, 1]
-    assert matrix(np.zeros(3), {}).groups().tolist() == [0, 1, 2]  # no weight at all joins nobody
-    assert matrix(np.full(3, 0.5), {}).groups().tolist() == [0, 0, 0]
+    assert matrix(np.ones(4), everybody_but).groups("connected").tolist() == [0, 1, 1, 1]
+    assert matrix(np.zeros(3), {}).groups("connected").tolist() == [0, 1, 2]  # no weight at all joins nobody
+    assert matrix(np.full(3, 0.5), {}).groups("connected").tolist() == [0, 0, 0]
     # rows on a simplex: 1/2 within a group of three, 0 elsewhere
-    assert planted([0, 1, 0, 1, 1, 0], 0.5, 0.0).groups().tolist() == [0, 1, 0, 1, 1, 0]
+    assert planted([0, 1, 0, 1, 1, 0], 0.5, 0.0).groups("connected").tolist() == [0, 1, 0, 1, 1, 0]
 
 
 @settings(max_examples=200, deadline=None)
@@ -71,11 +71,27 @@ def test_connected_groups_agree_with_the_dense_matrix(n, seed, threshold, one_ba
     dense = np.nan_to_num(found.dense())
     both = dense + dense.T
     number, expected = connected_components((both >= 2 * threshold * dense.max()) & (both > 0), directed=False)
-    groups = found.groups(threshold=threshold)
+    groups = found.groups("connected", threshold=threshold)
     assert groups.max() + 1 == number
     assert len(np.unique(np.stack([groups, expected]), axis=1).T) == number
     _, first = np.unique(groups, return_index=True)
     assert (np.diff(first) > 0).all()  # numbered by first appearance
+
+
+def test_shared_neighbours_bear_noise():
+    """One strong pair between two groups joins them by a chain; they have few neighbours in common."""
+    for size in (2, 3, 7):
+        true = np.repeat([0, 1, 2], size)
+        dense = np.where(true[:, None] == true, 0.9, 0.05)
+        dense[0, size] = dense[size, 0] = 1.0
+        pairs = np.argwhere(~np.eye(3 * size, dtype=bool))
+        noisy = Collaboration(np.arange(3 * size), np.ones(3 * size), pairs, dense[tuple(pairs.T)])
+        assert len(set(noisy.groups("connected"))) == 2
+        assert noisy.groups().tolist() == true.tolist()
+        assert noisy.match(true)["adjusted_rand_index"] == 1
+    assert matrix(np.zeros(3), {}).groups().tolist() == [0, 1, 2]  # no weight at all joins nobody
+    assert matrix(np.full(3, 0.5), {}).groups().tolist() == [0, 0, 0]
+    assert matrix(np.zeros(1), {}).groups().tolist() == [0]
 
 
 def test_many_clients_need_no_dense_matrix(monkeypatch):
@@ -124,7 +140,7 @@ def test_match_by_hand():
     [
         (lambda c: c.groups("spectral"), "need their number, from 1 to 3 clients; got None"),
         (lambda c: c.groups("spectral", 4), "from 1 to 3 clients; got 4"),
-        (lambda c: c.groups("colour"), "allowed: connected, spectral"),
+        (lambda c: c.groups("colour"), "allowed: connected, shared, spectral"),
         (lambda c: c.groups(threshold=0.0), r"in \(0, 1\]; got 0.0"),
         (lambda c: c.match([0, 1]), "got 2 for 3 clients"),
         (lambda c: matrix([1, np.nan], {}), "finite"),
@@ -265,7 +281,7 @@ def test_learned_teams_know_devices_by_name(tmp_path):
         ({"team_formation": "learned:DIR", "teams": 4}, "4 teams asked for, .* has 3; leave out teams, .*by=spectral"),
         ({"team_formation": "learned:DIR", "devices": 13}, "0, 1, 2, .. .12 clients. and has no device 12"),
         ({"team_formation": "learned:DIR/none"}, "none cannot be read as collaboration"),
-        ({"team_formation": "learned:DIR,by=size"}, "allowed: connected, spectral"),
+        ({"team_formation": "learned:DIR,by=size"}, "allowed: connected, shared, spectral"),
         ({"team_formation": "learned:DIR,threshold=2"}, "got 2"),
     ],
 )

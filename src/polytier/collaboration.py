@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 FILE = "collaboration.npz"  # in a run folder
+DENSE = 2000  # clients whose matrix [n, n] is made without being asked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,19 +70,25 @@ class Collaboration:
         both = (pairs >= 0).all(1)
         return Collaboration(self.ids[places], self.base[places], pairs[both], self.weights[both])
 
-    def groups(self, by: str = "connected", number: int | None = None, threshold: float = 0.5) -> np.ndarray:
+    def groups(self, by: str = "", number: int | None = None, threshold: float = 0.5) -> np.ndarray:
         """[n] the group of each client, numbered by first appearance.
 
         connected | whoever is joined by a chain of pairs whose mean weight (both directions) is positive and at
-                    least `threshold` times the largest weight
+                    least `threshold` times the largest weight; one noisy pair joins two groups
+        shared    | the same, but of pairs only those that have most of their neighbours in common: more than half of
+                    all whom either is joined to, both of them included (Jarvis and Patrick 1973); holds a matrix [n, n]
         spectral  | `number` groups by spectral clustering; holds the matrix [n, n]
+
+        Not given: shared, or connected where there are more than 2,000 clients.
         """
-        if by == "connected":
+        by = by or ("shared" if len(self) <= DENSE else "connected")
+        if by in ("connected", "shared"):
             if not 0 < threshold <= 1:
                 raise ValueError(f"threshold is a share of the largest weight, in (0, 1]; got {threshold}")
-            return self._connected(2 * threshold * self._largest())
+            level = 2 * threshold * self._largest()
+            return self._connected(level) if by == "connected" else self._shared(level)
         if by != "spectral":
-            raise ValueError(f"groups by {by!r} are unknown; allowed: connected, spectral")
+            raise ValueError(f"groups by {by!r} are unknown; allowed: connected, shared, spectral")
         if number is None or not 1 <= number <= len(self):
             raise ValueError(f"spectral groups need their number, from 1 to {len(self)} clients; got {number}")
         return self._spectral(number)
@@ -89,9 +96,9 @@ class Collaboration:
     def match(self, true: np.ndarray) -> dict[str, float]:
         """How well the true groups [n] are found.
 
-        adjusted_rand_index | of the connected groups: 1 is perfect, 0 is chance
+        adjusted_rand_index | of the groups found: 1 is perfect, 0 is chance
         contrast            | mean weight within true groups minus mean weight between them; NaN if either has no pairs
-        groups              | number of connected groups
+        groups              | their number
         """
         from sklearn.metrics import adjusted_rand_score
 
@@ -149,6 +156,17 @@ class Collaboration:
                     group[b] = number
             number += 1
         return np.array(group)
+
+    def _shared(self, level: float) -> np.ndarray:
+        from scipy.sparse.csgraph import connected_components
+
+        dense = np.nan_to_num(self.dense().astype(float))
+        both = dense + dense.T
+        near = ((both >= level) & (both > 0)).astype(np.float32)
+        np.fill_diagonal(near, 1)
+        common, size = near @ near, near.sum(1)
+        either = size[:, None] + size - common
+        return connected_components((near > 0) & (2 * common > either), directed=False)[1]
 
     def _spectral(self, number: int) -> np.ndarray:
         from sklearn.cluster import SpectralClustering

@@ -86,14 +86,14 @@ def learned(
     asked: bool,
     *,
     source: str = "",
-    by: str = "connected",
+    by: str = "",
     threshold: float = 0.5,
 ) -> Formed:
     """The groups that a run has found: learned:RUN_FOLDER, from the last matrix in its collaboration.npz.
 
     by=connected: devices are in one team if a chain of pairs joins them whose weights are at least `threshold` times
-    the largest; the number of teams follows. by=spectral: spectral clustering into the number of teams asked for.
-    Devices are known by their names.
+    the largest; by=shared (the default): and which have most of those they listen to in common; the number of teams
+    follows. by=spectral: spectral clustering into the number of teams asked for. Devices are known by their names.
     """
     from polytier.collaboration import FILE, load
 
