@@ -1,5 +1,6 @@
 """pFedBayes and pFedGP equal plain NumPy loops, and are what they must be where the answer is known."""
 
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -120,11 +121,12 @@ def test_noise_is_normal_and_never_the_same_twice():
 
 def test_pfedbayes_warns_of_steps_that_diverge(caplog):
     settings: Any = {"batch_size": 4, "dtype": "float64", "batching": "eager"}
-    with Training(PFedBayes(), small_federation(), "mclr", **settings):
-        assert not caplog.records
-    with Training(PFedBayes(global_lr=0.05), small_federation(), "mclr", **settings):
-        assert next(r.message for r in caplog.records).startswith("global_lr * zeta / (n prior_deviation^2) =")
-        assert len(caplog.records) == 1
+    with caplog.at_level(logging.WARNING, "polytier"):  # other tests may have asked for more
+        with Training(PFedBayes(), small_federation(), "mclr", **settings):
+            assert not caplog.records
+        with Training(PFedBayes(global_lr=0.05), small_federation(), "mclr", **settings):
+            (record,) = caplog.records
+            assert record.message.startswith("global_lr * zeta / (n prior_deviation^2) =")
 
 
 # -- pFedGP: the oracle -------------------------------------------------------------------------------
