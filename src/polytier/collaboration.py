@@ -52,6 +52,14 @@ class Collaboration:
         for name, value in (("ids", ids), ("base", base), ("pairs", pairs[order]), ("weights", weights[order])):
             object.__setattr__(self, name, value)
 
+    @classmethod
+    def from_dense(cls, weights: np.ndarray) -> Collaboration | None:
+        """A matrix [n, n], clients by number; None if it is empty."""
+        dense, n = weights.copy(), len(weights)
+        np.fill_diagonal(dense, 0)
+        pairs = np.argwhere(dense)
+        return cls(np.arange(n), np.zeros(n), pairs, dense[tuple(pairs.T)]) if n else None
+
     def __len__(self) -> int:
         return len(self.ids)
 

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from polytier.algorithm import Algorithm, Children, Local
-from polytier.algorithms.fedamp import SHOWN, as_collaboration
+from polytier.algorithms.fedamp import SHOWN
 from polytier.collaboration import Collaboration
 from polytier.fields import Step, parameter
 from polytier.solvers import proximal_sgd
@@ -103,7 +103,9 @@ class DemLearn(Algorithm):
 
     def collaboration(self, state: dict[str, Tensor]) -> Collaboration | None:  # type: ignore[override]
         lowest = state["groups"][0]
-        return as_collaboration((lowest.unsqueeze(1) == lowest).double()) if len(lowest) <= SHOWN else None
+        return (
+            Collaboration.from_dense((lowest.unsqueeze(1) == lowest).double().numpy()) if len(lowest) <= SHOWN else None
+        )
 
 
 def hierarchy(points: np.ndarray, levels: int) -> Tensor:

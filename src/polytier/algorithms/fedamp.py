@@ -28,7 +28,6 @@ attention_lr = 0 is the proximal point method of each device alone; with device_
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,7 +81,7 @@ class Attentive(Algorithm):
         return None
 
     def collaboration(self, state: dict[str, Tensor]) -> Collaboration | None:  # type: ignore[override]
-        return as_collaboration(state["weights"])
+        return Collaboration.from_dense(state["weights"].numpy())
 
 
 @dataclass(frozen=True)
@@ -122,11 +121,3 @@ def with_weights(state: dict[str, Tensor], n: int, who: Tensor, whom: Tensor, w:
     weights[who] = 0
     weights[who.unsqueeze(1), whom] = w
     return {"weights": weights}
-
-
-def as_collaboration(weights: Tensor) -> Collaboration | None:
-    """A matrix [n, n] as who listens to whom; None if there is none."""
-    dense, n = weights.numpy().copy(), len(weights)
-    np.fill_diagonal(dense, 0)
-    pairs = np.argwhere(dense)
-    return Collaboration(np.arange(n), np.zeros(n), pairs, dense[tuple(pairs.T)]) if n else None

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from polytier.algorithm import Algorithm, Children, Local
-from polytier.algorithms.fedamp import as_collaboration, with_weights
+from polytier.algorithms.fedamp import with_weights
 from polytier.collaboration import Collaboration
 from polytier.fields import Step, parameter
 from polytier.rows import Rows
@@ -100,4 +100,4 @@ class ValidationWeights(Algorithm):
         return None
 
     def collaboration(self, state: dict[str, Tensor]) -> Collaboration | None:  # type: ignore[override]
-        return as_collaboration(state["weights"])
+        return Collaboration.from_dense(state["weights"].numpy())
