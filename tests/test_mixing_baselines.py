@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from oracles import NEST, Models, Problem, draw_uniform, sgd
-from polytier import FedAvg, Federation, Topology, check_algorithm, train
+from polytier import FedAvg, Federation, Topology, check_algorithm, pairs, train
 from polytier.algorithms import Local, demlearn, fedamp, validation
 from polytier.algorithms.al2gd import AL2GD
 from polytier.algorithms.demlearn import DemLearn
@@ -165,7 +165,7 @@ def test_weights_in_pieces_and_not_kept(monkeypatch):
     assert one.personal is not None
     close(other.personal, one.personal.numpy())
     close(torch.from_numpy(other.collaboration[3].dense()), one.collaboration[3].dense())
-    monkeypatch.setattr(fedamp, "SHOWN", 8)
+    monkeypatch.setattr(pairs, "SHOWN", 8)
     hidden = train(FedAMP(**STEPS), make(), "mclr", rounds=3, **SETTINGS)
     same(hidden, other)
     assert not hidden.collaboration

@@ -216,6 +216,14 @@ class Children(Node):
         draws = random.bits(random.node_keys(base, topology.keys[topology.leaf][ids]), 1).squeeze(1)
         return topology.order[ids[draws.argsort()]]
 
+    def by_name(self, kids: Tensor) -> Tensor:
+        """Places in `kids` in an order that depends on who they are, not on where they stand."""
+        return self.world.topology.keys[self.tier + 1][kids].argsort()
+
+    def anew(self) -> Children:
+        """The same node before its first call: those it calls draw the same mini-batches again."""
+        return Children(self.world, self.tier, self.ids, self.clock, self.quiet, self.only)
+
     def scoped(self, name: str, only: Tensor) -> Children:
         """The server of another model on the same pool, which reaches the devices `only` [devices] and no others."""
         return Children(self.world.scopes[name], 0, torch.zeros(1, dtype=torch.int64), self.clock, self.quiet, only)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 Weights = dict[str, Tensor]
+SHOWN = 2000  # clients up to which methods that compare all of them keep every weight
 CACHED = 1 << 18  # numbers of models that are multiplied with the weights at once
 
 
@@ -91,3 +92,13 @@ def pull(state: Weights, x: Tensor, present: Tensor) -> Tensor:
         y = columns - columns.mean(0)  # the same pull, with less to cancel
         result.copy_(total * y - base * y.sum(0) - torch.from_numpy(matrix @ y.numpy()))
     return pulls
+
+
+def with_weights(state: Weights, n: int, who: Tensor, whom: Tensor, w: Tensor) -> Weights:
+    """All weights, where `who` [m] now listen to `whom` [m, k] with w [m, k] and to nobody else."""
+    if n > SHOWN:
+        return state
+    weights = state["weights"].clone() if len(state["weights"]) else w.new_zeros(n, n)
+    weights[who] = 0
+    weights[who.unsqueeze(1), whom] = w
+    return {"weights": weights}

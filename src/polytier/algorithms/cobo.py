@@ -98,7 +98,7 @@ class CoBo(Algorithm):
         slot = skip(lambda k: clients.shared("pairs", k), m * (m - 1) // 2, p)
         b = ((1 + (1 + 8 * slot.double()).sqrt()) / 2).long()  # (0, 1), (0, 2), (1, 2), (0, 3), ..
         a = slot - b * (b - 1) // 2
-        rank = clients.world.topology.keys[clients.tier + 1][present].argsort()  # by name, whatever the place
+        rank = clients.by_name(present)
         return rank[a], rank[b]
 
     def midpoint(self, z: Tensor, local: Local) -> Tensor:
@@ -136,8 +136,6 @@ def alignment(x: Tensor, i: Tensor, j: Tensor, present: Tensor, clients: Childre
     products = []
     for a, b in zip(*(t.split(max(1, HELD // x.shape[1])) for t in (i, j)), strict=True):
         z = ((x[a] + x[b]) / 2).repeat(2, 1)
-        # a node of its own counts calls anew, so that all of them are on the same mini-batches
-        node = Children(clients.world, clients.tier, clients.ids, clients.clock, clients.quiet, clients.only)
-        g = node.call("midpoint", z, to=present[torch.cat([a, b])], each=True).rows
+        g = clients.anew().call("midpoint", z, to=present[torch.cat([a, b])], each=True).rows
         products.append((g[: len(a)] * g[len(a) :]).sum(1))  # type: ignore[index]
     return torch.cat(products)

@@ -36,9 +36,9 @@ import torch
 from torch import Tensor
 
 from polytier.algorithm import Algorithm, Children, Local
-from polytier.algorithms.fedamp import SHOWN
 from polytier.collaboration import Collaboration
 from polytier.fields import Step, parameter
+from polytier.pairs import SHOWN
 from polytier.solvers import proximal_sgd
 
 

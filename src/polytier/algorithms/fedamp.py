@@ -34,11 +34,11 @@ from torch import Tensor
 from polytier.algorithm import Algorithm, Children, Local
 from polytier.collaboration import Collaboration
 from polytier.fields import Step, parameter
+from polytier.pairs import with_weights
 from polytier.rows import Rows
 from polytier.solvers import proximal_sgd
 
 HELD = 1 << 24  # weights that are under way at once
-SHOWN = 2000  # devices up to which all weights are kept
 
 
 @dataclass(frozen=True)
@@ -111,13 +111,3 @@ class HeurFedAMP(Attentive):
         unit = torch.nn.functional.normalize(w, dim=1)  # no direction at all: cosine 0
         cosine = torch.nn.functional.normalize(rows, dim=1) @ unit.T
         return (1 - self.self_weight) * torch.softmax((self.sigma * cosine).masked_fill(own, -torch.inf), 1)
-
-
-def with_weights(state: dict[str, Tensor], n: int, who: Tensor, whom: Tensor, w: Tensor) -> dict[str, Tensor]:
-    """The state in which `who` [m] listen to `whom` [m, k] with weights w [m, k] and to nobody else."""
-    if n > SHOWN:
-        return state
-    weights = state["weights"].clone() if len(state["weights"]) else w.new_zeros(n, n)
-    weights[who] = 0
-    weights[who.unsqueeze(1), whom] = w
-    return {"weights": weights}

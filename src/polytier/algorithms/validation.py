@@ -29,9 +29,9 @@ import torch
 from torch import Tensor
 
 from polytier.algorithm import Algorithm, Children, Local
-from polytier.algorithms.fedamp import with_weights
 from polytier.collaboration import Collaboration
 from polytier.fields import Step, parameter
+from polytier.pairs import with_weights
 from polytier.rows import Rows
 from polytier.solvers import sgd
 
@@ -74,8 +74,7 @@ class ValidationWeights(Algorithm):
         """[m, k] for each of `present` the places there of those whose models it gets."""
         m = len(present)
         k = min(self.candidates or m, m - 1)
-        by_name = devices.world.topology.keys[devices.tier + 1][present].argsort()  # whatever the place
-        circle = by_name[devices.shared("candidates", m).argsort()]
+        circle = devices.by_name(present)[devices.shared("candidates", m).argsort()]
         place = circle.argsort()
         return circle[(place.unsqueeze(1) + torch.arange(1, k + 1)) % m]
 
