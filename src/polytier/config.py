@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from polytier.topology import Topology
     from polytier.training import Training
 
+log = logging.getLogger("polytier")
 PYTHON = "python"  # stands for data or a model that were given in Python and have no name
 MADE_HERE = ("digits", "synthetic")  # data that need no files
 
@@ -218,6 +220,22 @@ def make_algorithm(name: str, fields: Mapping[str, Any], models: Mapping[str, Al
     return kind(**fields) if models is None else kind(models=models, **fields)  # type: ignore[call-arg]
 
 
+def settled_algorithm(config: Config) -> Algorithm:
+    """The configuration's method; where it says nothing, as the table of defaults has it for these data and model."""
+    import dataclasses
+
+    from polytier.defaults import settings
+
+    kind = algorithm_kind(config.algorithm)
+    own = {field.name: field.default for field in dataclasses.fields(kind)}
+    table = settings(config.algorithm, config.data, config.model)
+    found = {name: pair for name, pair in table.items() if name not in config.set and pair[0] != own[name]}
+    for source in dict.fromkeys(source for _, source in found.values()):
+        values = ", ".join(f"{name} = {value}" for name, (value, where) in found.items() if where == source)
+        log.info("%s on %s with %s: %s (%s)", config.algorithm, config.data, config.model, values, source)
+    return make_algorithm(config.algorithm, {name: value for name, (value, _) in found.items()} | config.set)
+
+
 def fields_of(algorithm: Algorithm) -> dict[str, Any]:
     """Its hyper-parameters, as TOML has them."""
     values = {name: getattr(algorithm, name) for name in known_fields(type(algorithm))}
@@ -311,7 +329,7 @@ def prepare(config: Config) -> tuple[Training, Config]:
         from polytier.multi import prepare_several
 
         return prepare_several(config)
-    algorithm = make_algorithm(config.algorithm, config.set)
+    algorithm = settled_algorithm(config)
     federation, config = make_federation(config)
     own = {name: getattr(config, name) for name in ("l2", "batch_size", "batching")}
     training, config = start(algorithm, federation, config.model, federation, config, own)

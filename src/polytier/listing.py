@@ -52,6 +52,7 @@ def print_list(console: Console, kind: str, name: str | None) -> None:
     if isinstance(thing, type):
         line(console, "--set FIELD=VALUE", style="bold")
         console.print(fields_table(thing))
+        print_defaults(console, name)
     else:
         print_arguments(console, name, thing)
 
@@ -69,6 +70,23 @@ def fields_table(algorithm: type) -> Any:
         if field.metadata
     ]  # fmt: skip
     return table(("field", "letter", "default", "meaning", "range"), rows)
+
+
+def print_defaults(console: Console, algorithm: str) -> None:
+    """The rows of the table of defaults that are about a method."""
+    from polytier.defaults import TABLE
+
+    rows = [
+        (
+            ", ".join(row.data), ", ".join(row.models), "" if row.steps is None else f"{row.steps}",
+            ", ".join(f"{name} = {value}" for name, value in row.fields.items()), row.source,
+        )
+        for row in TABLE
+        if algorithm in row.algorithms
+    ]  # fmt: skip
+    if rows:
+        line(console, "\nWhere nothing is set, on these data and models", style="bold")
+        console.print(table(("data", "model", "compare --steps", "fields", "source"), rows))
 
 
 def print_arguments(console: Console, name: str, function: Callable) -> None:

@@ -12,6 +12,7 @@ from polytier.config import (
     known_fields,
     make_algorithm,
     make_federation,
+    settled_algorithm,
     start,
     unknown,
 )
@@ -30,7 +31,7 @@ def prepare_several(config: Config) -> tuple[Training, Config]:
     shared = config.model_dump(exclude={"algorithm", "set", "models"})
     fields, tables = tables_of(config)
     configs = {name: check_config({"algorithm": "fedavg", **shared, **own}) for name, own in tables.items()}
-    methods = {name: make_algorithm(each.algorithm, each.set) for name, each in configs.items()}
+    methods = {name: settled_algorithm(each) for name, each in configs.items()}
     algorithm = make_algorithm(config.algorithm, fields, methods)
     federations: dict[str, Federation] = {}
     made: dict[str, tuple[Federation, Config]] = {}
