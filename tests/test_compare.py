@@ -76,7 +76,7 @@ def test_a_comparison_and_the_same_again(here, tmp_path):
         summary = json.loads((tmp_path / f"out/{method}-{seed}/summary.json").read_text())
         assert record["state"] == "done"
         assert {k: record[k] for k in summary} == summary
-        assert record["steps_a_round"] == 4
+        assert record["gradients"] == 8
     assert first["settings"]["set"]["permfl"] == {"device_steps": 4, "team_rounds": 1}
     assert (first["settings"]["seeds"], first["settings"]["devices"]) == ([4, 5], 6)
     # one split: the same samples at the same devices, another one with another seed
@@ -225,7 +225,7 @@ def test_an_interrupted_run_is_resumed_and_one_without_a_checkpoint_repeated(tmp
         (("permfl,local", "--data", "digit"), "did you mean 'digits'"),
         (("permfl,local", "--data", "digit", "--steps", 3), "did you mean 'digits'"),
         (("permfl,local", "--model", "mcrl"), "did you mean 'mclr'"),
-        (("permfl,local", "--models", 2), "mfa-rr or mfa-rand"),
+        (("permfl,local", "--models", 2), "mfa-rr and mfa-rand"),
         (("permfl", "--until", 90), "--until"),
         (("permfl", "--seeds", 0), "--seeds"),
     ],
@@ -265,6 +265,22 @@ def test_fields_for_forty_steps(method, tiers, inner, expected):
     assert compare.step_fields(ALGORITHMS[method], inner, 40, tiers) == expected
 
 
+@pytest.mark.parametrize("name", [n for n in ALGORITHMS if n != "al2gd"])
+def test_every_method_takes_the_gradients_it_is_given(name, here, tmp_path):
+    """Whatever a method calls its steps: two rounds of 20. (AL2GD's coin decides how many of its steps are local.)"""
+    clusters = ("--partition", "clusters-permuted:2", "--devices", 12, "--teams", 3, "--split", "3:1:1")
+    more = () if not name.startswith("mfa") else ("--models", 2)
+    small = ("--rounds", 2, "--eval-every", 2, "--batching", "eager", "--batch-size", 4)
+    call("compare", name, *clusters, *small, *more, "--steps", 20, "--seeds", 1, "--out", "out")
+    assert found()["records"][0]["gradients"] == pytest.approx(40, rel=0 if name != "cobo" else 0.15)
+
+
+def test_several_models_are_not_compared_with_one_by_accident(here):
+    call("compare", "local,mfa-rr", *SMALL, "--steps", 1, "--seeds", 1, "--out", "out")
+    states = {r["method"]: r["state"] for r in found()["records"]}
+    assert states == {"local": "done", "mfa-rr": "not applicable"}
+
+
 # -- figures ------------------------------------------------------------------------------------------
 
 
@@ -300,7 +316,7 @@ def write_run(folder: Path, accuracies: Sequence[float | None], column: str = "p
     ]
     (folder / "metrics.jsonl").write_text("\n".join(lines))
     method, _, seed = folder.name.rpartition("-")
-    return {"method": method, "seed": int(seed), "folder": folder.name, "state": "done", "reason": ""}
+    return {"method": method, "seed": int(seed), "folder": folder.name, "rounds": 9, "state": "done", "reason": ""}
 
 
 def test_ties_traffic_and_local_from_hand_made_runs(tmp_path):
@@ -320,7 +336,7 @@ def test_ties_traffic_and_local_from_hand_made_runs(tmp_path):
     # low is lower at all 12 devices and seeds; each difference is there twice: the normal approximation of the test
     assert methods[2]["p_value"] < 0.01
     assert methods[0]["worst_decile"] == {"mean": 0.5, "half": 0.0, "seeds": 2}
-    assert methods[0]["steps_a_round"]["mean"] == 3
+    assert methods[0]["gradients"]["mean"] == 6
     assert methods[2]["bytes_until"] is None
     assert comparison.until_text(methods[2]) == "never"
     records[0]["state"] = "diverged"
@@ -330,7 +346,7 @@ def test_ties_traffic_and_local_from_hand_made_runs(tmp_path):
 def test_progress_of_each_run(tmp_path):
     runs = [write_run(tmp_path / "top-0", [0.5, 0.7]), write_run(tmp_path / "low-0", [0.25])]
     runs[1]["state"] = "running"
-    table = comparison.progress_table(tmp_path, [*runs, {**runs[0], "seed": 1, "state": "waiting"}], 9)
+    table = comparison.progress_table(tmp_path, [*runs, {**runs[0], "seed": 1, "state": "waiting"}])
     cells = [[str(cell) for cell in column.cells] for column in table.columns]
     assert cells == [["top", "low"], ["60.00 %", "round 2/9, 25.00 %"], ["waiting", ""]]
 

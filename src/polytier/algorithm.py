@@ -35,6 +35,9 @@ class Algorithm:
     """A method. Its fields are all its hyper-parameters; its functions are what each tier runs."""
 
     tiers: ClassVar[int | None] = None  # 2: a flat method; deeper trees are collapsed for it
+    # which fields share out the gradients that a device may take in a round; "rounds": it takes 1 / share in one of its
+    # own rounds, and several of these make one of other methods
+    budget: ClassVar[dict[str, float]] = {"device_steps": 1.0}
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -11,10 +11,11 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from polytier import __version__
+from polytier import __version__, studies
 from polytier.config import PYTHON, Config, check_config, prepare, resolve, unknown, versions
+from polytier.options import flag, given
 from polytier.report.files import read_config, read_history, read_summary
-from polytier.report.tables import duration, gain_table, print_summary, print_unfinished, print_until, size
+from polytier.report.tables import duration, print_summary, print_unfinished, print_until, size
 from polytier.terminal import (
     BAD_INPUT,
     FAULT,
@@ -72,29 +73,6 @@ def polytier(
 # -- run ----------------------------------------------------------------------------------------------
 
 
-def flag(name: str, shown: str = "") -> Any:
-    """The option of a setting: its help is the setting's own description."""
-    field = Config.model_fields[name]
-    default = shown or ("" if field.default is None else str(field.default))
-    text = (field.description or "") + (f" (default {default})" if default else "")
-    panel = next((title for title, names in PANELS.items() if name in names), None)
-    option = f"--{name.replace('_', '-')}"
-    declared = f"{option}/--no-{name}" if name == "standardize" else option
-    return typer.Option(declared, help=text, show_default=False, rich_help_panel=panel)
-
-
-PANELS = {
-    "Data and teams": (
-        "data", "data_dir", "devices", "teams", "partition", "per_class", "team_formation", "split",
-        "standardize",
-    ),
-    "Method": (
-        "model", "rounds", "batch_size", "seed", "team_participation", "device_participation", "absent",
-        "codec", "l2", "models",
-    ),
-    "Computing": ("engine", "workers", "tile", "dtype", "on", "batching", "eval_every", "out"),
-}  # fmt: skip
-
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the run folder's name.")]
 Json = Annotated[bool, typer.Option("--json", help="Print summary.json and nothing else.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show what goes on inside.")]
@@ -146,8 +124,7 @@ def run(
 ) -> None:  # fmt: skip
     """Train. Alone, `polytier run` is PerMFL on digits; config.toml of any run folder repeats that run."""
     set_up_logging(quiet, verbose)
-    flags = {k: v for k, v in ctx.params.items() if v is not None and k in Config.model_fields}
-    config = resolve(what, flags, fields or ())
+    config = resolve(what, given(ctx.params), fields or ())
     from polytier.folder import check_free, next_free
 
     if config.out is not None:
@@ -270,70 +247,11 @@ def report(folder: Path, quiet: bool, as_json: bool) -> None:
         print_summary(wide_console(), read_config(folder), summary, folder)
 
 
-@app.command()
-def gain(
-    what: Annotated[str, typer.Argument(metavar="FILE.toml | mfa-rr | mfa-rand", help="What `polytier run` takes.")],
-    single_rounds: Annotated[
-        int, typer.Option("--single-rounds", metavar="T1", help="Rounds of each model alone, which set its target.")
-    ],
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many seeds, from the file's on.")] = 3,
-    split: Annotated[str, typer.Option("--split", help="train or test: where the targets are measured.")] = "test",
-    most_rounds: Annotated[
-        int | None, typer.Option("--most-rounds", help="When to give up.", show_default="10 M T1")
-    ] = None,
-    models: Annotated[int | None, flag("models", "2")] = None,
-    fields: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="A field.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")] = False,
-) -> None:
-    """What is gained by training several models together: M T1 / TM, with a 95 % interval over seeds."""
-    set_up_logging(quiet=as_json, verbose=False)
-    config = resolve(what, {} if models is None else {"models": models}, fields or ())
-    from polytier.gain import measure_gain
+# -- several runs -------------------------------------------------------------------------------------
 
-    numbers = range(config.seed, config.seed + seeds)
-    found = measure_gain(
-        lambda seed: prepare(config.model_copy(update={"seed": seed}))[0], single_rounds, numbers, split, most_rounds,
-        progress=(lambda text: None) if as_json else say,
-    )  # fmt: skip
-    if as_json:
-        print(json.dumps(found.as_dict(), indent=2))
-    else:
-        wide_console().print(gain_table(found.as_dict()))
-
-
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def compare(
-    ctx: typer.Context,
-    methods: Annotated[str, typer.Argument(metavar="METHOD,METHOD,... [FILE.toml]", help="What is compared.")],
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many seeds, from --seed on.")] = 3,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Its folder; goes on there.", show_default="runs/compare-DATA-N")
-    ] = None,
-    until: Annotated[
-        float, typer.Option("--until", metavar="ACCURACY", min=0, max=1, help="Count the bytes until it is reached.")
-    ] = 0.9,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Runs at a time, a process each.")] = 1,
-    steps: Annotated[
-        int | None, typer.Option("--steps", min=1, help="Gradient steps of a device a round, the same for all methods.")
-    ] = None,
-    fields: Annotated[
-        list[str] | None, typer.Option("--set", metavar="METHOD.FIELD=VALUE", help="A field of one of the methods.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the folder's name.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print compare.json and nothing else.")] = False,
-) -> None:
-    """Run several methods on the same data, and compare them over seeds. All other flags are those of `run`."""
-    if methods.startswith("-"):
-        raise ValueError(f"the methods come first: polytier compare permfl,fedavg {methods} ...")
-    assert ctx.parent is not None
-    assert isinstance(ctx.parent.command, Group)
-    asked = ctx.parent.command.commands["run"].make_context("run", ctx.args, parent=ctx.parent).params
-    set_up_logging(quiet or as_json, asked["verbose"])
-    flags = {k: v for k, v in asked.items() if v is not None and k in Config.model_fields}
-    from polytier.compare import compare_methods, protocol
-
-    shared = protocol(asked["what"], flags)
-    compare_methods(shared, methods.split(","), fields or (), steps, seeds, out, until, jobs, quiet, as_json)
+app.command()(studies.gain)
+app.command(context_settings=studies.REST)(studies.compare)
+app.command(context_settings=studies.REST)(studies.tune)
 
 
 # -- afterwards ---------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
@@ -39,11 +39,15 @@ from polytier.config import (
     several,
     to_toml,
 )
+from polytier.defaults import settings
 from polytier.report import comparison
 from polytier.report.comparison import DIVERGED, DONE, FAILED, FILE, INTERRUPTED, NOT_APPLICABLE, RUNNING, WAITING
 from polytier.report.files import read_summary
 from polytier.terminal import BAD_INPUT, FAULT, Interrupt, fail, log, say, wide_console
 from polytier.terminal import INTERRUPTED as EXIT_INTERRUPTED
+
+if TYPE_CHECKING:
+    from polytier.algorithm import Algorithm
 
 ENDS = {0: DONE, BAD_INPUT: NOT_APPLICABLE, EXIT_INTERRUPTED: INTERRUPTED}
 TICK = 0.5  # seconds from one look at the runs to the next
@@ -67,7 +71,7 @@ class Task:
     def entry(self) -> dict[str, Any]:
         """What its record begins with."""
         names = {"method": self.method, "seed": self.config.seed, "folder": self.folder.name}
-        return {**names, "state": self.state, "reason": self.reason}
+        return {**names, "rounds": self.config.rounds, "state": self.state, "reason": self.reason}
 
 
 def compare_methods(
@@ -76,7 +80,7 @@ def compare_methods(
 ) -> None:  # fmt: skip
     """All of `polytier compare`: `fields` are METHOD.FIELD=VALUE texts."""
     configs, notes = settle(shared, names, fields, steps)
-    out = out or free_folder(shared)
+    out = out or free_folder("compare", shared)
     tasks = make_tasks(configs, seeds, out)
     check(tasks, out)
     settings = {
@@ -141,20 +145,27 @@ def settle(
             there = f"METHOD one of {', '.join(names)}"
             raise ValueError(f"--set {text!r}: write METHOD.FIELD=VALUE, {there}: --set {names[0]}.device_lr=0.05")
         own[name].append(text.removeprefix(f"{name}."))
+    if shared.models is not None and not any("models" in kind.__dataclass_fields__ for kind in kinds.values()):
+        raise ValueError("--models are trained by mfa-rr and mfa-rand alone, and none of these is compared")
     tiers = 0 if steps is None else team_tiers(make_federation(shared)[1].teams)
     configs, notes = {}, []
     for name, kind in kinds.items():
         given = merge_fields({}, own[name])
         fields = dict(shared.set) if name == shared.algorithm else {}
+        config = shared.model_copy(update={"algorithm": name})
         if steps is not None:
-            wanted = step_fields(kind, given.get("device_steps"), steps, tiers)
-            fields |= wanted
-            if not wanted:
-                notes.append(f"{name} has no device_steps: it takes its own number of steps a round, not {steps}")
+            tuned = {field: value for field, (value, _) in settings(name, shared.data, shared.model, steps).items()}
+            wanted = step_fields(kind, {**tuned, **given}.get("device_steps"), steps, tiers)
+            fields |= wanted | tuned
+            more = max(1, round(steps * kind.budget.get("rounds", 0)))
+            config = config.model_copy(update={"rounds": more * config.rounds, "eval_every": more * config.eval_every})
+            if more > 1:
+                notes.append(f"{name}: {more} of its rounds are one here, with about {steps} gradients of a device")
             elif any(given.get(key, value) != value for key, value in wanted.items()):
                 notes.append(f"{name} keeps what --set says: it may take another number of steps a round than {steps}")
-        config = shared.model_copy(update={"algorithm": name, "set": merge_fields(fields, own[name])})
+        config = config.model_copy(update={"set": merge_fields(fields, own[name])})
         if not several(config.model_copy(update={"models": None})):
+            config = config.model_copy(update={"models": None})  # these are for methods that train several
             make_algorithm(name, config.set)  # bad fields are found here
         configs[name] = config
     return configs, notes
@@ -164,19 +175,21 @@ def team_tiers(teams: str | None) -> int:
     return 0 if teams in (None, "0", "none") else 1 + teams.count("x")
 
 
-def step_fields(kind: type, inner: Any, steps: int, tiers: int) -> dict[str, int]:
-    """Fields with which a device takes `steps` gradient steps a round; none if the method has no device_steps.
+def step_fields(kind: type[Algorithm], inner: Any, steps: int, tiers: int) -> dict[str, int]:
+    """Fields with which a device takes `steps` gradient steps a round, as the method's `budget` shares them out.
 
-    They are device_steps times team_rounds (of every tier of teams) or local_rounds. A method of both keeps its
-    device_steps (or `inner`, if that is given) as far as it divides `steps`; the rounds do the rest.
+    Where rounds of teams (of every tier) or local rounds repeat device_steps, these stay what they are (or `inner`, if
+    that is given) as far as they divide `steps`; the rounds do the rest.
     """
     known = {each.name: each.default for each in dataclasses.fields(kind)}
-    if "device_steps" not in known:
-        return {}
     depth = {"team_rounds": tiers, "local_rounds": 1}
     rounds = next((name for name in depth if name in known and depth[name]), None)
     if rounds is None:
-        return {"device_steps": steps}
+        return {
+            name: max(1, round(share * steps))
+            for name, share in kind.budget.items()
+            if name in known or "models" in known
+        }
     inner = inner if isinstance(inner, int) else known["device_steps"]
     inner = steps if depth[rounds] > 1 else math.gcd(steps, inner)
     return {"device_steps": inner, rounds: steps // inner}
@@ -193,6 +206,8 @@ def make_tasks(configs: Mapping[str, Config], seeds: int, out: Path) -> list[Tas
     for task in tasks:
         if (read_summary(task.folder) or {}).get("rounds", 0) >= task.config.rounds:
             task.state = DONE
+        elif task.config.models is None and several(task.config):
+            task.state, task.reason = NOT_APPLICABLE, "it trains several models; say how many with --models"
     return tasks
 
 
@@ -201,11 +216,11 @@ def slug(text: str) -> str:
     return re.sub(r"[^\w.-]+", "-", text)
 
 
-def free_folder(config: Config) -> Path:
-    """runs/compare-DATA-N, the first that is not taken."""
+def free_folder(what: str, config: Config) -> Path:
+    """runs/WHAT-DATA-N, the first that is not taken."""
     from polytier.folder import next_free
 
-    return next_free(Path("runs"), slug(f"compare-{Path(config.data).name.removesuffix('.npz')}"))
+    return next_free(Path("runs"), slug(f"{what}-{Path(config.data).name.removesuffix('.npz')}"))
 
 
 def check(tasks: Sequence[Task], out: Path) -> None:
@@ -224,7 +239,7 @@ def check(tasks: Sequence[Task], out: Path) -> None:
         return  # what all share is right
     faults, log.disabled = [], True  # the runs themselves will say what there is to say
     try:
-        for task in (task for task in tasks if task.config.seed == tasks[0].config.seed):
+        for task in (t for t in tasks if t.state == WAITING and t.config.seed == tasks[0].config.seed):
             try:
                 prepare(task.config)[0].close()
                 return
@@ -232,7 +247,8 @@ def check(tasks: Sequence[Task], out: Path) -> None:
                 faults.append(error)
     finally:
         log.disabled = False
-    raise faults[0]  # no method can start
+    if faults:
+        raise faults[0]  # no method can start
 
 
 # -- running ------------------------------------------------------------------------------------------
@@ -246,7 +262,7 @@ def run_tasks(tasks: Sequence[Task], out: Path, jobs: int, show: bool) -> None:
     with Interrupt() as interrupt, live or nullcontext(), closing(ends(tasks, jobs, interrupt)) as ended:
         for task in ended:
             if live is not None:
-                live.update(comparison.progress_table(out, [t.entry() for t in tasks], tasks[0].config.rounds))
+                live.update(comparison.progress_table(out, [t.entry() for t in tasks]))
             if task is None or not show:
                 continue
             for note in (f"{task.method}: {text}" for text in task.notes):

@@ -30,7 +30,7 @@ class Row:
         """Names may carry arguments, as in dnn:500x200."""
         found = (algorithm, data.partition(":")[0], model.partition(":")[0])
         named = zip(found, (self.algorithms, self.data, self.models), strict=True)
-        return all(name in names for name, names in named) and self.steps in (None, steps)
+        return all(name in names for name, names in named) and self.steps == steps
 
 
 TABLE = (
@@ -100,6 +100,6 @@ TABLE = (
 
 
 def settings(algorithm: str, data: str, model: str, steps: int | None = None) -> dict[str, tuple[Any, str]]:
-    """Value and source of each field that the table has something to say about; later rows win."""
+    """Value and source of each field that the table has something to say about; `steps`: for that number alone."""
     rows = [row for row in TABLE if row.fits(algorithm, data, model, steps)]
     return {name: (value, row.source) for row in rows for name, value in row.fields.items()}

@@ -31,6 +31,7 @@ Differs from the paper: there each cluster may communicate on its own; here all 
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -44,6 +45,7 @@ from polytier.world import Clock
 
 @dataclass(frozen=True)
 class AL2GD(Algorithm):
+    budget: ClassVar[dict[str, float]] = {"steps": 1.0}  # pulls count as steps
     device_lr: float = parameter(0.01, "alpha", "step size of a device", above=0)
     device_pull: float = parameter(1.0, "lambda_1", "pull of a device's model to its team's mean", least=0)
     server_pull: float = parameter(1.0, "lambda_2", "pull of a device's model to the mean of all", least=0)

@@ -32,6 +32,7 @@ from polytier.fields import Step, parameter
 @dataclass(frozen=True)
 class APFL(Algorithm):
     tiers: ClassVar[int | None] = 2
+    budget: ClassVar[dict[str, float]] = {"device_steps": 0.5}  # two gradients a step
     device_lr: Step = parameter(0.01, "eta", "step size of a device", above=0, per="node")
     device_steps: int = parameter(20, "tau", "mini-batch steps of a device a round", least=1)
     alpha: float = parameter(0.5, "alpha", "share of a device's own model in its personal one", least=0, most=1)

@@ -27,6 +27,7 @@ Differs from the paper: ends with the last round's models, not with those of a r
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -43,6 +44,7 @@ HELD = 1 << 24  # numbers of midpoints that are under way at once
 
 @dataclass(frozen=True)
 class CoBo(Algorithm):
+    budget: ClassVar[dict[str, float]] = {"rounds": 0.5}  # a gradient of its own a round, and about one at midpoints
     device_lr: Step = parameter(0.1, "eta", "step size of a client's model", above=0, per="node")
     device_pull: float = parameter(0.05, "rho", "pull of a client's model to those it listens to", least=0)
     weight_lr: float = parameter(0.01, "gamma", "step size of the weights", least=0)

@@ -28,6 +28,7 @@ from polytier.solvers import proximal_sgd
 @dataclass(frozen=True)
 class Ditto(Algorithm):
     tiers: ClassVar[int | None] = 2
+    budget: ClassVar[dict[str, float]] = {"device_steps": 0.5, "personal_steps": 0.5}
     device_lr: Step = parameter(0.01, "eta_g", "step size of a device on the global model", above=0, per="node")
     device_steps: int = parameter(20, "r", "mini-batch steps of a device on the global model a round", least=1)
     personal_lr: Step = parameter(0.01, "eta", "step size of the personal model", above=0, per="node")

@@ -31,6 +31,7 @@ HEAD = "head.*"
 @dataclass(frozen=True)
 class FedRep(Algorithm):
     tiers: ClassVar[int | None] = 2
+    budget: ClassVar[dict[str, float]] = {"head_steps": 0.5, "body_steps": 0.5}
     device_lr: Step = parameter(0.01, "alpha", "step size of a device", above=0, per="node")
     head_steps: int = parameter(10, "tau", "mini-batch steps of a device on its head a round", least=1)
     body_steps: int = parameter(10, "", "mini-batch steps of a device on the body a round", least=1)

@@ -19,6 +19,7 @@ Its exact gradient, with second derivatives, is not built; "hessian-free" is the
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -31,6 +32,7 @@ from polytier.solvers import sgd
 
 @dataclass(frozen=True)
 class PerFedAvg(FedAvg):
+    budget: ClassVar[dict[str, float]] = {"device_steps": 0.5}  # two gradients a step
     inner_lr: Step = parameter(0.01, "alpha", "step size inside the objective", least=0, per="node")
     variant: str = parameter("first-order", "", "what becomes of the Hessian", choices=("first-order", "hessian-free"))
     hessian_step: float = parameter(0.001, "delta", "step of the difference of gradients (hessian-free)", above=0)

@@ -4,7 +4,8 @@ A record is a run: method, seed, folder, state, reason and, once it is done, the
 
 judged_by         | the model that speaks for the method: personal, else global (else team)
 bytes_until       | what was sent until its test accuracy was reached; None if it never was
-steps_a_round     | gradient steps of a device a round, the mean over all devices
+gradients         | what a device computed in all rounds, the mean over all devices
+rand_index        | the adjusted Rand index of the groups that were found, where the true ones are known
 better_than_local | share of the devices whose accuracy is above that of Local with the same seed
 """
 
@@ -28,7 +29,7 @@ WAITING, RUNNING, DONE, INTERRUPTED = "waiting", "running", "done", "interrupted
 NOT_APPLICABLE, DIVERGED, FAILED = "not applicable", "diverged", "failed"
 LOCAL = "local"
 JUDGES = ("personal", "global", "team")  # the first one that a method has speaks for it
-OTHERS = ("bytes_until", "better_than_local", "steps_a_round", "seconds")
+OTHERS = ("bytes_until", "better_than_local", "gradients", "rand_index", "seconds")
 LEVEL = 0.05  # a paired test with a p-value above it is a tie
 
 Record = dict[str, Any]
@@ -53,10 +54,16 @@ def make_record(out: Path, run: Mapping[str, Any], until: float) -> Record:
     if record["state"] != DONE:
         return record
     record |= read_summary(folder) or {}
-    record["judged_by"] = judge = next((kind for kind in JUDGES if record[kind]), JUDGES[0])
+    record["judged_by"] = judge = judge_of(record)
     found = bytes_until(read_history(folder), until, judge) if accuracy(record, judge) is not None else None
-    record["steps_a_round"] = record["device_steps"] / record["devices"] / record["rounds"]
+    record["gradients"] = record["device_steps"] / record["devices"]
+    record["rand_index"] = record.get("collaboration", {}).get("adjusted_rand_index")
     return {**record, "bytes_until": found and found[1], "better_than_local": None}
+
+
+def judge_of(figures: Mapping[str, Any]) -> str:
+    """The model that speaks for a method, given the figures of those it has."""
+    return next((kind for kind in JUDGES if figures.get(kind)), JUDGES[0])
 
 
 def accuracy(record: Record, kind: str) -> float | None:
@@ -167,7 +174,8 @@ def comparison_table(methods: Sequence[dict[str, Any]], records: Sequence[Record
     columns["worst decile"] = [shown(m["worst_decile"], "accuracy") for m in methods]
     columns[f"bytes until {100 * until:g} %"] = [until_text(m) for m in methods]
     columns["better than Local"] = [shown(m["better_than_local"], "accuracy") for m in methods]
-    columns["steps a round"] = [f"{m['steps_a_round']['mean']:.4g}" if m["seeds"] else "-" for m in methods]
+    columns["groups found"] = [shown(m["rand_index"], "index") for m in methods]
+    columns["gradients"] = [f"{m['gradients']['mean']:,.0f}" if m["seeds"] else "-" for m in methods]
     columns["training"] = [shown(m["seconds"], "seconds") for m in methods]
     columns["runs"] = [states(m["method"], records) for m in methods]
     kept = {name: cells for name, cells in columns.items() if any(cell not in ("-", DONE) for cell in cells)}
@@ -181,7 +189,7 @@ def shown(found: dict[str, Any] | None, what: str) -> str:
     mean, half = found["mean"], found["half"]
     if what == "accuracy":
         return f"{100 * mean:.2f}{'' if half is None else f' ± {100 * half:.2f}'} %"
-    text = {"seconds": duration, "bytes": size, "loss": lambda value: f"{value:.4g}"}[what]
+    text = {"seconds": duration, "bytes": size, "loss": "{:.4g}".format, "index": "{:.2f}".format}[what]
     return f"{'loss ' * (what == 'loss')}{text(mean)}{'' if half is None else f' ± {text(half)}'}"
 
 
@@ -217,14 +225,14 @@ def print_comparison(
     line(console, f"folder: {out}")
 
 
-def progress_table(out: Path, runs: Sequence[Mapping[str, Any]], rounds: int) -> Table:
+def progress_table(out: Path, runs: Sequence[Mapping[str, Any]]) -> Table:
     """How far each run has come: a row a method, a column a seed."""
     seeds = list(dict.fromkeys(run["seed"] for run in runs))
     rows: dict[str, list[str]] = {run["method"]: [run["method"]] for run in runs}
     for seed in seeds:
         for run in runs:
             if run["seed"] == seed:
-                rows[run["method"]].append(progress(out / run["folder"], run["state"], rounds))
+                rows[run["method"]].append(progress(out / run["folder"], run["state"], run["rounds"]))
     return table(["method", *(f"seed {seed}" for seed in seeds)], rows.values())
 
 
@@ -232,7 +240,7 @@ def progress(folder: Path, state: str, rounds: int) -> str:
     """The accuracy so far of a run that goes on, or its result."""
     if state == DONE:
         summary = read_summary(folder) or {}
-        return score(next((summary[kind] for kind in JUDGES if summary[kind]), None))
+        return score(summary.get(judge_of(summary)))
     if state != RUNNING:
         return state
     history = read_history(folder)
