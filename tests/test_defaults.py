@@ -1,6 +1,7 @@
 """The table of defaults: what it names exists, what a user says wins, and where values come from is told."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,7 @@ def test_what_is_said_wins_and_the_rest_is_told_with_its_source(caplog):
         "algorithm": "pfedmt", "data": "mnist", "model": "cnn-mnist", "set": {"team_pull": 0.5},
     })  # fmt: skip
     with caplog.at_level("INFO", "polytier"):
-        method = settled_algorithm(config)
+        method: Any = settled_algorithm(config)
     assert (method.team_pull, method.device_pull, method.device_lr) == (0.5, 3.0, 0.01)
     assert [record.message for record in caplog.records] == [
         "pfedmt on mnist with cnn-mnist: device_pull = 3.0 (pFedMT, Table 1)"
