@@ -11,12 +11,13 @@ from typing import Any
 
 from rich.console import Console
 
-from polytier import checkpoint
+from polytier import checkpoint, store
 from polytier.folder import claim, described, json_line, write_end, write_start, write_text
 from polytier.report.tables import score, size
 from polytier.run import Run
 from polytier.training import Callback, Training
 
+IN_FILES = 1 << 30  # bytes of rows at devices from which these are kept in files, not in memory and checkpoints
 PATIENCE = 10  # a checkpoint may cost a tenth of the time, no more
 
 
@@ -39,6 +40,8 @@ class RunFolder(Callback):
         if not self.resumed:
             self._made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
             claim(self.folder)
+            if training.round == 0 and rows_bytes(training) > IN_FILES:
+                training.keep_in(self.folder / store.FOLDER)
         write_start(self.folder, config, training.world.topology)
         # the checkpoint's history: lines of later rounds, or half a line, are of a run that was cut short
         write_text(self.folder / "metrics.jsonl", "".join(map(json_line, training.history)))
@@ -64,6 +67,8 @@ class RunFolder(Callback):
     def checkpoint(self, training: Training) -> None:
         started = time.perf_counter()
         checkpoint.save(self.folder / "checkpoints", training.round, *training.snapshot())
+        for kept in training.stores:
+            kept.forget()
         self.saved, self.saved_at = training.round, time.perf_counter()
         self.cost = self.saved_at - started
 
@@ -76,6 +81,12 @@ class RunFolder(Callback):
         for parent in self._made[1:]:
             if not any(parent.iterdir()):
                 parent.rmdir()
+
+
+def rows_bytes(training: Training) -> int:
+    """A model for every device."""
+    parts = training.world.parts
+    return sum(p.topology.size(p.topology.leaf) * p.objective.dimension * p.objective.dtype.itemsize for p in parts)
 
 
 class Progress(Callback):

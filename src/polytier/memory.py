@@ -71,10 +71,13 @@ class Memory:
         if self.folder is None:
             made = torch.zeros((n, *shape), dtype=dtype), torch.zeros(n, dtype=torch.bool)
         else:
-            stem = f"{tier}.{name}.{str(dtype).removeprefix('torch.')}.{'x'.join(map(str, shape))}"
+            stem = self._stem(tier, name, dtype, shape)
             made = map_file(self.folder / f"{stem}.rows", dtype, (n, *shape)), self._map_kept(stem, n)
         self._rows[tier, name] = made
         return made
+
+    def _stem(self, tier: int, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+        return f"{tier}.{name}.{str(dtype).removeprefix('torch.')}.{'x'.join(map(str, shape))}"
 
     def _map_kept(self, stem: str, n: int) -> Tensor:
         assert self.folder is not None

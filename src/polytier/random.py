@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,6 +44,13 @@ def name_key(name: object) -> int:
     if isinstance(name, int):
         return name & MASK
     return int.from_bytes(hashlib.blake2b(str(name).encode(), digest_size=8).digest(), "little")
+
+
+def name_keys(names: np.ndarray) -> Tensor:
+    """[n] `name_key` of each name, as int64."""
+    if names.dtype.kind in "iu":
+        return torch.from_numpy(names.astype(np.int64))
+    return torch.tensor([signed(name_key(name)) for name in names.tolist()])
 
 
 def key(seed: int, *parts: int | str) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polytier.random import name_key, signed
+from polytier.random import name_keys
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Topology:
     @cached_property
     def keys(self) -> tuple[Tensor, ...]:
         """By tier: the key under which a node draws, made from its name and not from its place."""
-        return tuple(torch.tensor([signed(name_key(n)) for n in names.tolist()]) for names in self.names)
+        return tuple(name_keys(names) for names in self.names)
 
     def kids(self, tier: int, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Children of the nodes `ids`, in order, and the position in `ids` of each one's parent."""

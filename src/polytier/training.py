@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -35,6 +36,7 @@ from polytier.objective import (
 from polytier.participation import Participation
 from polytier.rows import Rows, pack, unpack
 from polytier.run import Run
+from polytier.store import Store
 from polytier.topology import Topology
 from polytier.world import Clock, World
 
@@ -155,6 +157,15 @@ class Training:
         for world in (self.world, *self.world.parts):
             world.engine = engine
 
+    def keep_in(self, folder: Path) -> None:
+        """Keep the nodes' rows in files there; a checkpoint then leaves them where they are. Before the first round."""
+        for k, part in enumerate(self.world.parts):
+            part.memory = Store(part.topology, folder / str(k))
+
+    @property
+    def stores(self) -> list[Store]:
+        return [part.memory for part in self.world.parts if isinstance(part.memory, Store)]
+
     def part_state(self, name: str) -> Rows:
         """What the server keeps of one of several models; of the only one, all of it."""
         assert isinstance(self.state, dict) or not name
@@ -243,7 +254,8 @@ class Training:
         """Tensors and facts from which `restore` goes on to the bit."""
         tensors = pack("state", self.state)
         for part in self.world.parts:
-            kept = {f"memory:{k}": v for k, v in part.memory.state().items()} | part.ledger.state()
+            rows = {} if self.stores else part.memory.state()
+            kept = {f"memory:{k}": v for k, v in rows.items()} | part.ledger.state()
             tensors |= {f"{part.name}>{k}" if part.name else k: v for k, v in kept.items()}
         for number, learned in self.collaboration.items():
             arrays = {"base": learned.base, "pairs": learned.pairs, "weights": learned.weights}
@@ -251,13 +263,17 @@ class Training:
         of_each = {p.name: {"device_steps": p.device_steps, "traffic": p.ledger.rounds} for p in self.world.parts}
         facts = {
             "round": self.round, "seconds": self.seconds, "history": self.history,
-            "collaboration": list(self.collaboration),
+            "collaboration": list(self.collaboration), "epochs": [store.advance() for store in self.stores],
             **(of_each.get("") or {"device_steps": self.world.all_steps, "models": of_each}),
         }  # fmt: skip
         return tensors, facts
 
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         self.state = unpack("state", tensors)
+        if len(self.stores) != len(epochs := facts.get("epochs", [])):
+            raise ValueError("the rows of this checkpoint are in files of their own; call keep_in(FOLDER) first")
+        for store, epoch in zip(self.stores, epochs, strict=True):
+            store.undo(epoch)
         for part in self.world.parts:
             prefix = f"{part.name}>" if part.name else ""
             own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

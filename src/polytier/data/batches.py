@@ -68,14 +68,14 @@ def batch_sizes(rule: int | str, samples: Tensor, round_: int) -> Tensor:
     return 2 ** wanted.clamp(min=32).log2().ceil().long()
 
 
-def padded_width(samples: int, size: int) -> int:
-    """What a device's batch is padded to: the batch size or, with fewer samples, 1, 64, 128, 256, ...
+def padded_widths(samples: Tensor, size: Tensor) -> Tensor:
+    """[n] what each device's batch is padded to: the batch size or, with fewer samples, 1, 64, 128, 256, ...
 
     Few widths, because each one present in a tile is a computation of its own.
     """
-    if samples >= size or samples <= 1:
-        return min(samples, size)
-    return min(size, max(64, 1 << (samples - 1).bit_length()))
+    least = torch.minimum(samples, size)
+    power = 1 << torch.frexp((samples - 1).double()).exponent.long()  # the next one that is at least `samples`
+    return torch.where((samples >= size) | (samples <= 1), least, torch.minimum(size, power.clamp(min=64)))
 
 
 class Batches:
@@ -96,7 +96,7 @@ class Batches:
         )
         self.order = torch.arange(len(federation.x))
         self.stamp = torch.full((len(federation),), -1)
-        self.keys = torch.tensor([random.signed(random.name_key(i)) for i in federation.ids.tolist()])
+        self.keys = random.name_keys(federation.ids)
         self.usual_steps: dict[str, int] = {}  # how far the last walk went: only saves work
 
     def over(self, federation: Federation) -> Batches:
@@ -200,7 +200,7 @@ def share_of_batch(count: Tensor, width: int, dtype: torch.dtype) -> Tensor:
 
 def groups_by_width(samples: Tensor, size: Tensor) -> list[tuple[Tensor | slice, int]]:
     """Devices by the width that their batch is padded to, which depends on nothing but the device and its size."""
-    widths = torch.tensor([padded_width(*pair) for pair in zip(samples.tolist(), size.tolist(), strict=True)])
+    widths = padded_widths(samples, size)
     present = widths.unique().tolist()
     if len(present) == 1:
         return [(slice(None), present[0])]

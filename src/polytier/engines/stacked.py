@@ -211,9 +211,10 @@ def share(world: World, folder: Path) -> None:
     federation = world.batches.federation
     federation = replace(federation, x=map_tensor(folder / "x", federation.x), y=map_tensor(folder / "y", federation.y))
     world.batches.federation = federation
-    memory = Memory(world.topology, folder)
-    memory.load(world.memory.state())
-    world.memory = memory
+    if world.memory.folder is None:
+        memory = Memory(world.topology, folder)
+        memory.load(world.memory.state())
+        world.memory = memory
 
 
 def spec(world: World) -> dict[str, Any]:
@@ -223,6 +224,7 @@ def spec(world: World) -> dict[str, Any]:
         "federation": replace(federation, x=torch.zeros(0), y=torch.zeros(0)),
         "x": (federation.x.dtype, tuple(federation.x.shape)),
         "y": (federation.y.dtype, tuple(federation.y.shape)),
+        "memory": (type(world.memory), world.memory.folder),
         "batches": {name: getattr(world.batches, name) for name in ("seed", "dtype", "device", "keyed")},
     }
 
@@ -236,7 +238,8 @@ def start_worker(world: World, shared: list[dict[str, Any]], folder: Path, tiles
         place = subfolder(folder, k)
         x, y = (map_file(place / name, *its[name]) for name in ("x", "y"))
         part.batches = Batches(replace(its["federation"], x=x, y=y), **its["batches"])
-        part.memory = Memory(part.topology, place)
+        kind, rows = its["memory"]
+        part.memory = kind(part.topology, rows)
     _worker = world, tiles, codec
 
 
