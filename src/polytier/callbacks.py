@@ -15,10 +15,9 @@ from polytier import checkpoint, store
 from polytier.folder import claim, described, json_line, write_end, write_start, write_text
 from polytier.report.tables import score, size
 from polytier.run import Run
-from polytier.training import Callback, Training
+from polytier.training import PATIENCE, Callback, Training
 
 IN_FILES = 1 << 30  # bytes of rows at devices from which these are kept in files, not in memory and checkpoints
-PATIENCE = 10  # a checkpoint may cost a tenth of the time, no more
 
 
 class RunFolder(Callback):

@@ -145,6 +145,7 @@ def stem_of(config: Config) -> str:
 def resume(
     folder: Folder,
     rounds: Annotated[int | None, typer.Option("--rounds", help="Go on to this round.", show_default=False)] = None,
+    engine: Annotated[str | None, flag("engine", "as before")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -155,7 +156,8 @@ def resume(
     made_with = values.pop("versions", {})
     if PYTHON in (values.get("data"), values.get("model")):
         raise ValueError(f"{folder} is of a run made in Python, with data or a model of its own; go on there")
-    config = check_config(values if rounds is None else {**values, "rounds": rounds})
+    changes = {name: value for name, value in (("rounds", rounds), ("engine", engine)) if value is not None}
+    config = check_config(values | changes)
     done = (read_summary(folder) or {}).get("rounds", 0)
     if done >= config.rounds:
         further = f"polytier resume {folder} --rounds {done + 100}"
@@ -173,6 +175,7 @@ def resume(
 
 def restore(training: Training, folder: Path, rounds: int) -> None:
     from polytier.loading import latest
+    from polytier.store import FOLDER as STORE
 
     found = latest(folder)
     if found is None:
@@ -180,6 +183,8 @@ def restore(training: Training, folder: Path, rounds: int) -> None:
     number, tensors, facts = found
     if number > rounds:
         raise ValueError(f"{folder} has done {number} rounds; ask for at least as many")
+    if facts.get("epochs"):
+        training.keep_in(folder / STORE)
     training.restore(tensors, facts)
     log.info("going on after round %d of %d", number, rounds)
 
@@ -187,8 +192,7 @@ def restore(training: Training, folder: Path, rounds: int) -> None:
 def follow(training: Training, config: Config, folder: Path, quiet: bool, as_json: bool, resumed: bool = False) -> None:
     """Train with everything a person may want to watch, and say how it ended."""
     from polytier.callbacks import Progress, RunFolder
-    from polytier.engines.stacked import WorkerLost
-    from polytier.world import Diverged
+    from polytier.world import Diverged, NodesLost
 
     if not quiet:
         announce(training, config)
@@ -203,7 +207,7 @@ def follow(training: Training, config: Config, folder: Path, quiet: bool, as_jso
         raise
     except Diverged as error:
         raise fail(f"{error}. {after_divergence(folder, writer.saved)}", FAULT) from None
-    except WorkerLost as error:
+    except NodesLost as error:
         raise fail(f"{error}: {again}", FAULT) from None
     except KeyboardInterrupt:
         raise fail(f"stopped in round {training.round + 1}; go on with: {again}", INTERRUPTED) from None
@@ -232,7 +236,8 @@ def announce(training: Training, config: Config) -> None:
     memory = f"about {size(memory_bytes(training))} of data and models"
     sizes = " and ".join(f"{part.objective.dimension:,}" for part in training.world.parts)
     what = f"{sizes} parameters, {memory}"
-    seconds, left = seconds_a_round(training, config.workers or 1), config.rounds - training.round
+    workers: int = training.world.engine.workers  # type: ignore[attr-defined]
+    seconds, left = seconds_a_round(training, workers), config.rounds - training.round
     took = "" if seconds is None else f", {duration(seconds)} a round, {duration(seconds * left)} in all"
     say(f"{who}; {what}{took}")
 
@@ -252,6 +257,7 @@ def report(folder: Path, quiet: bool, as_json: bool) -> None:
 app.command()(studies.gain)
 app.command(context_settings=studies.REST)(studies.compare)
 app.command(context_settings=studies.REST)(studies.tune)
+app.command()(studies.bench)
 
 
 # -- afterwards ---------------------------------------------------------------------------------------

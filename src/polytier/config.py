@@ -8,7 +8,7 @@ import os
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -48,7 +48,9 @@ class Config(BaseModel):
     seed: int = Field(0, ge=0, lt=1 << 63, description="every draw follows from it")
     eval_every: int = Field(1, ge=1, description="rounds from one evaluation to the next")
     out: str | None = Field(None, description="the run folder")
-    engine: Literal["stacked"] = Field("stacked", description="what runs the nodes")
+    engine: str = Field(
+        "stacked", description="what runs the nodes: stacked, ray, or ray:auto and ray:HOST:PORT for a cluster"
+    )
     workers: int | None = Field(None, ge=1, description="worker processes; changes no bit of the result")
     tile: int | None = Field(None, ge=1, description="devices computed at once; changes no bit of the result")
     dtype: str = Field("float32", description="float32 or float64")
@@ -355,7 +357,7 @@ def start(
 
     rules = ("team_participation", "device_participation")
     here = {name: absolute_file(getattr(config, name)) for name in rules}
-    same = ("seed", "absent", "eval_every", "workers", "tile", "dtype", "on", "codec")
+    same = ("seed", "absent", "eval_every", "workers", "tile", "dtype", "on", "codec", "engine")
     training = Training(
         algorithm, data, model, topology=make_topology(federation, read_teams(config.teams)), **own, **here,
         **{name: getattr(config, name) for name in same},

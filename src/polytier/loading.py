@@ -20,6 +20,7 @@ from polytier.data.batches import Batches
 from polytier.data.federation import Federation
 from polytier.folder import KINDS
 from polytier.ledger import Ledger
+from polytier.making import default_loss
 from polytier.memory import Memory
 from polytier.models import make_model
 from polytier.objective import Objective
@@ -28,7 +29,6 @@ from polytier.report.files import read_config, read_history, read_json
 from polytier.rows import pack, unpack
 from polytier.run import Run, record_of
 from polytier.topology import Topology
-from polytier.training import default_loss
 from polytier.world import World
 
 

@@ -1,4 +1,4 @@
-"""The commands that make several runs."""
+"""The commands that make several runs, and the one that measures their speed."""
 
 from __future__ import annotations
 
@@ -121,3 +121,21 @@ def tune(
     from polytier.tune import tune_method
 
     tune_method(config, over or (), trials, seeds, out, quiet, as_json)
+
+
+def bench(
+    works: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="WORK", help="Of common, synthetic, dnn, wide, permfl, cnn.", show_default="all"),
+    ] = None,
+    file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here too.")] = None,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="How often each is measured, in turns.")] = 5,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Processes of the engine.", show_default="one a core")
+    ] = None,
+) -> None:
+    """Measure the engine beside a hand-written loop and the bare kernels: device steps a second."""
+    set_up_logging(quiet=True, verbose=False)
+    from polytier.bench import bench_works
+
+    bench_works(works or (), file, repeat, workers)

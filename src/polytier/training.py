@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import time
@@ -17,31 +18,25 @@ from torch import Tensor, nn
 from polytier.algorithm import Algorithm, Children, check_finite
 from polytier.codec import CODECS
 from polytier.collaboration import Collaboration, when_kept
-from polytier.data.batches import Batches, check_batch_size
 from polytier.data.federation import Federation
-from polytier.engines.stacked import Stacked
 from polytier.evaluation import Evaluation, evaluate
 from polytier.ledger import Ledger, add_up
-from polytier.memory import Memory
-from polytier.models import checked, make_model, quadratic_loss
+from polytier.making import check_settings, join, make_engine, make_world, note_flat, one_of
 from polytier.objective import (
-    BATCHINGS,
     Loss,
     Objective,
-    choose_batching,
-    correct,
-    cross_entropy,
-    squared_error,
 )
 from polytier.participation import Participation
 from polytier.rows import Rows, pack, unpack
 from polytier.run import Run
 from polytier.store import Store
 from polytier.topology import Topology
-from polytier.world import Clock, World
+from polytier.world import Clock, NodesLost
 
 log = logging.getLogger("polytier")
 WORKERS_PAY = 30  # seconds of work that are worth the start of worker processes
+PATIENCE = 10  # a snapshot may cost a tenth of the time, no more
+ATTEMPTS = 3  # a round in which nodes are lost as often as this is given up
 
 
 T = TypeVar("T")
@@ -80,7 +75,7 @@ class Training:
         team_participation: Any = 1.0, device_participation: Any = 1.0, absent: str = "skip",
         batch_size: OneOrEach[int | str] = 32, eval_every: int = 1, workers: int | None = 1, tile: int | None = None,
         inner_tile: int | None = None, dtype: str = "float32", on: str = "cpu", codec: str | None = None,
-        batching: OneOrEach[str | None] = None,
+        batching: OneOrEach[str | None] = None, engine: str = "stacked",
     ) -> None:  # fmt: skip
         """Settle everything; nothing is drawn from a generator with hidden state.
 
@@ -94,11 +89,13 @@ class Training:
         tile, workers       | devices computed at once, processes; neither changes a bit of the result. workers=None:
                               one a core, as soon as the rest of the run would take so long that it pays
         batching            | how stacks are run (see objective.py); None: found by a check at the start
+        engine              | "stacked", or "ray": sub-trees in `workers` processes (None: one a core) of a Ray instance
+                              made for this run; "ray:auto", "ray:HOST:PORT": of a cluster. No bit changes
 
         A wrapper of several methods takes federation, model, loss, l2, batch_size and batching once for all of
         them or one by name.
         """
-        check_settings(eval_every, workers, tile, dtype, on, codec, absent)
+        check_settings(eval_every, workers, tile, dtype, on, codec, absent, engine)
         self.algorithm, self.seed, self.eval_every = algorithm, seed, eval_every
         own = {
             "federation": federation, "model": model, "loss": loss, "l2": l2, "batch_size": batch_size,
@@ -110,6 +107,7 @@ class Training:
         }  # fmt: skip
         methods = algorithm.parts() or {"": algorithm}
         of_each = {name: {k: one_of(k, v, name, methods) for k, v in own.items()} for name in methods}
+        self.codec = CODECS[codec or dtype]
         self.threads = torch.get_num_threads()
         torch.set_num_threads(1)  # more would change the order of sums with the machine
         try:
@@ -122,10 +120,10 @@ class Training:
             note_flat(topology, list(worlds.values()))
             for warning in algorithm.check(self._server(0)):
                 log.warning("%s", warning)
+            self.use(make_engine(engine, self.world, self.codec, tile, inner_tile, workers))
         except Exception:
             torch.set_num_threads(self.threads)
             raise
-        self.codec = CODECS[codec or dtype]
         recorded = {
             name: {
                 "model": each["model"] if isinstance(each["model"], str) else "python", "l2": each["l2"],
@@ -137,8 +135,7 @@ class Training:
             "seed": seed, "absent": absent, "eval_every": eval_every, "dtype": dtype, "on": on,
             "codec": self.codec.name, **({"models": recorded} if algorithm.parts() else recorded[""]),
         }  # fmt: skip
-        self.use(Stacked(self.world, self.codec, tile=tile, inner_tile=inner_tile, workers=workers or 1))
-        self.choose_workers = workers is None
+        self.choose_workers = workers is None and engine == "stacked"
         first = {name: world.objective.initial.unsqueeze(0).clone() for name, world in worlds.items()}
         self.state: Rows = algorithm.init(first if algorithm.parts() else first[""])
         self.round, self.rounds = 0, 0  # done, and asked for
@@ -146,6 +143,8 @@ class Training:
         self.history: list[dict[str, Any]] = []
         self.evaluations: dict[str, Evaluation] = {}  # by model; "" where there is one
         self.collaboration: dict[int, Collaboration] = {}  # by round, of a method that learns whom to listen to
+        self._saved: Any = None  # a snapshot to go back to if nodes are lost, when it was taken, and how long that took
+        self._saved_at = self._cost = 0.0
 
     @property
     def ledger(self) -> Ledger:
@@ -157,9 +156,14 @@ class Training:
         for world in (self.world, *self.world.parts):
             world.engine = engine
 
+    @property
+    def _remote(self) -> bool:
+        """Whether nodes, and what they keep, are in processes that may be lost."""
+        return getattr(self.world.engine, "remote", False)
+
     def keep_in(self, folder: Path) -> None:
         """Keep the nodes' rows in files there; a checkpoint then leaves them where they are. Before the first round."""
-        for k, part in enumerate(self.world.parts):
+        for k, part in enumerate(() if self._remote else self.world.parts):
             part.memory = Store(part.topology, folder / str(k))
 
     @property
@@ -191,16 +195,17 @@ class Training:
             for callback in callbacks:
                 callback.on_start(self)
             while self.round < rounds and not stop():
-                seconds = self.step()
+                self._secure()
+                seconds = self._surely(self.step)
                 if self.choose_workers and self.round > 1:  # the first round also traced
                     self.choose_workers = False
                     if seconds * (rounds - self.round) > WORKERS_PAY:
                         self.world.engine.use_workers(os.cpu_count() or 1)  # type: ignore[attr-defined]
-                record = self._record(seconds, last=self.round == rounds)
+                record = self._surely(lambda spent=seconds: self._record(spent, last=self.round == rounds))
                 self.history.append(record)
                 for callback in callbacks:
                     callback.on_round(self, record)
-            run = Run.of(self)
+            run = self._surely(lambda: Run.of(self))
             for callback in callbacks:
                 callback.on_end(self, run)
             return run
@@ -252,6 +257,9 @@ class Training:
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and facts from which `restore` goes on to the bit."""
+        return self._surely(self._snapshot)
+
+    def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = pack("state", self.state)
         for part in self.world.parts:
             rows = {} if self.stores else part.memory.state()
@@ -269,9 +277,17 @@ class Training:
         return tensors, facts
 
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        self.state = unpack("state", tensors)
+        self._go_back(tensors, facts)
+        self.seconds, self.history = facts["seconds"], facts["history"]
+        if self.history:
+            self._evaluate()
+
+    def _go_back(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        self.state, self.round = unpack("state", tensors), facts["round"]
         if len(self.stores) != len(epochs := facts.get("epochs", [])):
-            raise ValueError("the rows of this checkpoint are in files of their own; call keep_in(FOLDER) first")
+            raise ValueError(
+                "the rows of this checkpoint are in files of their own; call keep_in(FOLDER) first (engine stacked)"
+            )
         for store, epoch in zip(self.stores, epochs, strict=True):
             store.undo(epoch)
         for part in self.world.parts:
@@ -285,92 +301,33 @@ class Training:
         for number in facts.get("collaboration", ()):
             arrays = (tensors[f"collaboration:{number}:{k}"].numpy() for k in ("base", "pairs", "weights"))
             self.collaboration[number] = Collaboration(ids, *arrays)
-        self.round, self.seconds, self.history = facts["round"], facts["seconds"], facts["history"]
-        if self.history:
-            self._evaluate()
 
+    # -- where nodes may be lost ---------------------------------------------------------------------
 
-# -- what a run is made of ----------------------------------------------------------------------------
+    def _secure(self) -> None:
+        """Take a snapshot to go back to: before the first round, and then as often as is cheap."""
+        started = time.perf_counter()
+        if self._remote and (self._saved is None or started - self._saved_at > PATIENCE * self._cost):
+            self._saved = copy.deepcopy(self.snapshot())
+            self._saved_at = time.perf_counter()
+            self._cost = self._saved_at - started
 
-
-def one_of(key: str, value: Any, name: str, methods: Mapping[str, Algorithm]) -> Any:
-    """The setting of one of several models, if it is given by name."""
-    if not isinstance(value, Mapping):
-        return value
-    if set(value) != set(methods) or "" in methods:
-        wanted = f"the models are {', '.join(methods)}" if "" not in methods else "there is one model"
-        raise ValueError(f"{key} is given for {', '.join(map(str, value)) or 'no model'}; {wanted}")
-    return value[name]
-
-
-def make_world(
-    algorithm: Algorithm, *, name: str, federation: Federation, model: nn.Module | str, seed: int,
-    topology: Topology | None, rules: tuple[Participation, Participation], loss: Loss | None,
-    metrics: Mapping[str, Callable[[Tensor, Tensor], Tensor]] | None, l2: float, batch_size: int | str, absent: str,
-    dtype: str, on: str, batching: str | None, hold: int, made: dict[str, Objective],
-) -> World:  # fmt: skip
-    """All that the programs of one model share."""
-    check_batch_size(batch_size)
-    if batching not in (None, *BATCHINGS):
-        raise ValueError(f"batching {batching!r} is unknown; allowed: {', '.join(BATCHINGS)}")
-    topology = topology or default_topology(federation)
-    if algorithm.tiers == 2 and topology.num_tiers > 2:
-        topology = topology.flat()
-    kind: torch.dtype = getattr(torch, dtype)
-    alike = repr((id(federation), model if isinstance(model, str) else id(model), id(loss), l2, batch_size, batching))
-    if isinstance(model, str):
-        model = make_model(model, tuple(federation.x.shape[1:]), federation.num_classes, seed)
-    classes = federation.num_classes is not None
-    metrics = metrics if metrics is not None else {"accuracy": correct} if classes else {}
-    objective = made.get(alike) or Objective(
-        checked(type(model).__name__, model), loss or default_loss(model, classes), l2=l2, dtype=kind, device=on,
-        batching=batching or "stacked",
-    )  # fmt: skip
-    batches = Batches(federation, seed, kind, on, bool(objective.dropouts))
-    if batching is None and alike not in made:
-        few = torch.arange(min(4, len(federation)))
-        size = batch_size if isinstance(batch_size, int) else 32
-        choose_batching(objective, batches.walk(few, 0, 0, size).next(), seed)
-        if objective.batching != "stacked":
-            log.info("batching: %s (rows of this model depend on their stack)", objective.batching)
-    made[alike] = objective
-    teams, devices = rules
-    participation = (Participation(), *[teams] * (topology.num_tiers - 2), devices)
-    return World(
-        algorithm, topology, objective, batches, Memory(topology), named(participation, topology), seed, batch_size,
-        absent, metrics=metrics, ledger=Ledger(topology), name=name, hold=hold, module=model,
-    )  # fmt: skip
-
-
-def note_flat(topology: Topology | None, worlds: list[World]) -> None:
-    """Say once which methods have no use for the teams that there are."""
-    deep = [w.batches.federation.team is not None if topology is None else topology.num_tiers > 2 for w in worlds]
-    flat = {
-        type(w.algorithm).__name__ for w, teams in zip(worlds, deep, strict=True) if teams and w.algorithm.tiers == 2
-    }
-    for name in sorted(flat):
-        log.info("%s is a flat method: the teams are ignored", name)
-
-
-def join(algorithm: Algorithm, worlds: dict[str, World]) -> World:
-    """The world above those of several models on one pool of devices."""
-    first, *others = worlds.values()
-    for world in others:
-        if not np.array_equal(world.batches.federation.ids, first.batches.federation.ids):
-            raise ValueError(
-                f"the data of {first.name} and {world.name} name other devices; several models share one pool, "
-                "so each device needs data for every model"
-            )
-    deepest = max(worlds.values(), key=lambda world: world.topology.num_tiers)
-    for world in worlds.values():
-        if world.algorithm.tiers != 2 and not deepest.topology.same_as(world.topology):
-            raise ValueError(
-                f"the data of {deepest.name} and {world.name} have other teams; several models share one pool, so each "
-                "device is in one team: give a topology, or data that name the same teams"
-            )
-    return replace(
-        deepest, algorithm=algorithm, memory=Memory(deepest.topology), name="", scopes=worlds, ledger=None, hold=1
-    )  # type: ignore[arg-type]
+    def _surely(self, work: Callable[[], T]) -> T:
+        """The result of `work`; if nodes are lost they are brought back to this round, and callbacks hear nothing."""
+        goal, lost = self.round, None
+        for _ in range(ATTEMPTS):
+            try:
+                if lost is not None:
+                    self._go_back(*copy.deepcopy(self._saved))
+                    log.warning("%s; going on from a snapshot after round %d", lost, self.round)
+                    while self.round < goal:
+                        self.step()
+                return work()
+            except NodesLost as error:
+                if self._saved is None:
+                    raise
+                lost = error
+        raise NodesLost(f"{lost}, {ATTEMPTS} times in a row; resume the run, with fewer --workers if memory was short")
 
 
 def means(figures: list[dict[str, Any]]) -> dict[str, Any]:
@@ -382,45 +339,3 @@ def means(figures: list[dict[str, Any]]) -> dict[str, Any]:
             shared = [metric for metric in seen[0] if all(metric in s and s[metric] is not None for s in seen)]
             result.setdefault(kind, {})[split] = {m: sum(s[m] for s in seen) / len(seen) for m in shared}
     return result
-
-
-def default_topology(federation: Federation) -> Topology:
-    return Topology.build(federation.ids, *([] if federation.team is None else [federation.team]))
-
-
-def default_loss(model: nn.Module, classes: bool) -> Loss:
-    if type(model).__name__ == "Quadratic":
-        return quadratic_loss
-    return cross_entropy if classes else squared_error
-
-
-def named(participation: tuple[Participation, ...], topology: Topology) -> tuple[Participation, ...]:
-    """The rules for the nodes of this tree."""
-    for tier, rule in enumerate(participation):
-        if rule.table is not None and rule.table.shape[1] != topology.size(tier):
-            raise ValueError(
-                f"the participation table has {rule.table.shape[1]} columns; "
-                f"there are {topology.size(tier)} nodes in tier {topology.tier_names[tier]}"
-            )
-    return tuple(rule.of(topology.names[tier]) for tier, rule in enumerate(participation))
-
-
-def check_settings(eval_every, workers, tile, dtype, on, codec, absent) -> None:
-    for name, value in (
-        ("eval-every", eval_every),
-        ("workers", 1 if workers is None else workers),
-        ("tile", 1 if tile is None else tile),
-    ):
-        if not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(f"{name} is a whole number of at least 1; got {value!r}")
-    allowed = {
-        "dtype": (dtype, ("float32", "float64")), "absent": (absent, ("skip", "stale")),
-        "codec": (codec, (None, *CODECS)),
-    }  # fmt: skip
-    for name, (value, choices) in allowed.items():
-        if value not in choices:
-            raise ValueError(f"{name} {value!r} is unknown; allowed: {', '.join(c for c in choices if c)}")
-    backend = on.split(":")[0]
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not there.get(backend, False):
-        raise ValueError(f"no {on!r} here; there is {', '.join(k for k, v in there.items() if v)}")

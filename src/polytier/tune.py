@@ -55,7 +55,7 @@ def tune_method(
     except ImportError:
         raise ValueError("tune needs an extra, Optuna: pip install 'polytier[tune]'") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    from polytier.engines.stacked import WorkerLost
+    from polytier.world import NodesLost
 
     search = make_search(config, over, seeds)
     out = out or free_folder(f"tune-{config.algorithm}", config)
@@ -65,7 +65,7 @@ def tune_method(
         complete = run_trials(search, records, trials, out, show=not (quiet or as_json))
     except KeyboardInterrupt:
         complete = False
-    except WorkerLost as error:
+    except NodesLost as error:
         raise fail(f"{error}; {again}", FAULT) from None
     best = next((r for r in ranked(records, search.metric) if r["state"] == DONE), None)
     if as_json:

@@ -44,6 +44,10 @@ class Diverged(RuntimeError):
         return f"diverged in round {self.round}: the model of {where} is no longer finite; lower {steps[kind]}"
 
 
+class NodesLost(RuntimeError):
+    """Some nodes and what they kept are gone: the process that ran them has ended."""
+
+
 @dataclass(frozen=True)
 class Clock:
     """When a program runs: the round, and the call's number, nested as parent_call * 2^16 + k.
@@ -84,15 +88,19 @@ class Call:
 
     def part(self, start: int, end: int) -> Call:
         """The same call to the receivers start .. end alone."""
-        used, sender = torch.unique(self.sender[start:end], return_inverse=True)
-        blocks = None if self.blocks is None else self.blocks[start:end] - self.blocks[start]
+        return self.take(slice(start, end))
+
+    def take(self, which: Tensor | slice) -> Call:
+        """The same call to some of the receivers; where answers are summed, to those of neighbouring whole blocks."""
+        used, sender = torch.unique(self.sender[which], return_inverse=True)
+        blocks = None if self.blocks is None else self.blocks[which]
         return dataclasses.replace(
             self,
-            ids=self.ids[start:end],
+            ids=self.ids[which],
             rows=map_rows(lambda r: r[used], self.rows),
             sender=sender,
-            blocks=blocks,
-            shares=None if self.shares is None else self.shares[start:end],
+            blocks=None if blocks is None else blocks - blocks[0],
+            shares=None if self.shares is None else self.shares[which],
         )
 
 

@@ -139,7 +139,8 @@ class Batches:
                 count = samples[which].unsqueeze(1)
                 index = torch.minimum(torch.arange(width), count - 1) + begin[which].unsqueeze(1)
                 weight = share_of_batch(count, width, self.dtype)
-                groups.append(self.gather(which, index, weight, index if self.keyed else None))
+                key = random.bits(self.keys[rows[which]], width) if self.keyed else None
+                groups.append(self.gather(which, index, weight, key))
         return Batch(groups, len(rows))
 
     def gather(self, which: Tensor | slice, index: Tensor, weight: Tensor, key: Tensor | None) -> Group:

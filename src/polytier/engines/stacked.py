@@ -32,13 +32,13 @@ from polytier.codec import Codec
 from polytier.data.batches import Batches
 from polytier.memory import Memory, map_file, map_tensor
 from polytier.rows import Folded, Rows, as_dict, cat_rows, fold, map_rows, starts_of
-from polytier.world import Call, World
+from polytier.world import Call, NodesLost, World
 
 RUN = 64  # devices that are summed before their blocks are handed on
 TILE_BYTES = 16 << 20  # what a tile may touch in a step, so that it stays in cache
 
 
-class WorkerLost(RuntimeError):
+class WorkerLost(NodesLost):
     """A worker process ended in the middle of a round."""
 
 
