@@ -6,7 +6,7 @@ model's accuracy goes up and down by some points from round to round), and how w
 Oracle is FedAvg in every true cluster alone.
 
     python benchmarks/cobo_clusters.py --data-dir FOLDER [--rounds 2000]
-    python benchmarks/cobo_clusters.py --data-dir FOLDER --clients 80 --clusters 10 --weight-lr 0.05 --pull 0.1 \
+    python benchmarks/cobo_clusters.py --data-dir FOLDER --clients 80 --clusters 10 --weight-lr "50/(500+t)" --pull 0.1 \
         --rounds 5000
 
 With 80 clients in 10 clusters there are 6, 6, 7, 7, 8, 8, 9, 9, 10 and 10 clients in a cluster, as in the paper. A pair
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--sampling", default="constant")
-    parser.add_argument("--weight-lr", type=float, default=0.01)
+    parser.add_argument("--weight-lr", default="0.01", help="a number or a schedule A/(B+t)")
     parser.add_argument("--pull", type=float, default=0.05)
     parser.add_argument("--model", default="dnn:100")
     parser.add_argument("--seed", type=int, default=0)
@@ -91,7 +91,8 @@ def main() -> None:
     every = max(1, options.rounds // 40)
     settings = {"rounds": options.rounds, "eval_every": every, "batch_size": 64, "seed": options.seed, "workers": None}
     average = FedAvg(device_lr=0.1, device_steps=1, weights="uniform")
-    cobo = CoBo(0.1, options.pull, options.weight_lr, sampling=options.sampling)
+    weight_lr = options.weight_lr if "/" in options.weight_lr else float(options.weight_lr)
+    cobo = CoBo(0.1, options.pull, weight_lr, sampling=options.sampling)
     learned = {}
 
     def accuracy(algorithm: Any, some: Federation) -> np.ndarray:

@@ -11,7 +11,7 @@ x_i     | client model | [n, d] | kept as "model"; the server has a copy of each
 w_ij    | state        |        | one (simplex: 1 / (n - 1)) and what was learned since; see `init`
 eta     | device_lr    |        | step of a client (one number, or one a device)
 rho     | device_pull  |        | pull to the others; with all weights one, eta * rho * n must stay below 2
-gamma   | weight_lr    |        | step of a weight
+gamma   | weight_lr    |        | step of a weight; a schedule such as 50/(500+t) settles which weights are 0 and 1
 domain  |              |        | "box": w_ij = w_ji in [0, 1]; "simplex": each client's weights are >= 0 and sum to one
 clients |              |        | "devices" (teams are ignored), or "teams": every team is one client, its model
                                   the mean of its devices' steps, its gradient the mean of theirs, by samples
@@ -47,7 +47,7 @@ class CoBo(Algorithm):
     budget: ClassVar[dict[str, float]] = {"rounds": 0.5}  # a gradient of its own a round, and about one at midpoints
     device_lr: Step = parameter(0.1, "eta", "step size of a client's model", above=0, per="node")
     device_pull: float = parameter(0.05, "rho", "pull of a client's model to those it listens to", least=0)
-    weight_lr: float = parameter(0.01, "gamma", "step size of the weights", least=0)
+    weight_lr: Step = parameter(0.01, "gamma", "step size of the weights", least=0, per="node")
     domain: str = parameter("box", "W", "where weights live", choices=("box", "simplex"))
     sampling: str = parameter(
         "constant", "", "how likely a pair is drawn", choices=("constant", "inverse", "mixed", "all")
@@ -86,7 +86,7 @@ class CoBo(Algorithm):
         x = clients.recall("model", {"model": clients.initial.expand(n, -1)}).rows["model"]  # type: ignore[index]
         x = x if len(present) == n else x[present]
         i, j = self.draw_pairs(present, clients)
-        change = self.weight_lr * alignment(x, i, j, present, clients)
+        change = clients.value(self.weight_lr) * alignment(x, i, j, present, clients)
         state = step(state, present[i], present[j], change, self.domain)  # Eq. 4
         moved = clients.call("solve", {"pull": pull(state, x, present)}, to=present, each=True)
         clients.remember("model", moved)
