@@ -6,7 +6,7 @@ model's accuracy goes up and down by some points from round to round), and how w
 Oracle is FedAvg in every true cluster alone.
 
     python benchmarks/cobo_clusters.py --data-dir FOLDER [--rounds 2000]
-    python benchmarks/cobo_clusters.py --data-dir FOLDER --clients 80 --clusters 10 --weight-lr "50/(500+t)" --pull 0.1 \
+    python benchmarks/cobo_clusters.py --data-dir FOLDER --clients 80 --clusters 10 --weight-lr 0.05 --pull 0.1 \
         --rounds 5000
 
 With 80 clients in 10 clusters there are 6, 6, 7, 7, 8, 8, 9, 9, 10 and 10 clients in a cluster, as in the paper. A pair
