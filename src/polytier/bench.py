@@ -41,8 +41,8 @@ def bench_works(names: Sequence[str], file: Path | None, repeat: int, workers: i
     for name in dict.fromkeys(names or WORKS):
         say(f"{name}: {WORKS[name].described()}")
         figures.append({"work": name, "setting": asdict(WORKS[name]), **measure(WORKS[name], repeat, workers or cores)})
-    if file is not None:
-        file.write_text(json.dumps({**facts, "works": figures}, indent=2) + "\n", encoding="utf-8")
+        if file is not None:  # after each work: an interrupt loses one and not all
+            file.write_text(json.dumps({**facts, "works": figures}, indent=2) + "\n", encoding="utf-8")
     print_speeds(wide_console(), {**facts, "works": figures})
 
 
