@@ -371,6 +371,12 @@ class Local(Node):
             self.world.device_steps += len(theta)
         return self.world.objective.grad(theta, self.batch() if batch is None else batch, loss, extra)
 
+    def grad_pieces(self, theta: Tensor, batch: Batch | None = None) -> list[Tensor]:
+        """The gradients as columns [n, k], [n, l], .. that lie side by side, new ones that may be changed."""
+        if not self.quiet:
+            self.world.device_steps += len(theta)
+        return self.world.objective.grad_pieces(theta, self.batch() if batch is None else batch)
+
     def loss(
         self, theta: Tensor, batch: Batch | None = None, loss: Callable | None = None, extra: tuple = ()
     ) -> Tensor:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from torch.func import functional_call, grad, vmap
 
 from polytier import random
 from polytier.data.batches import Batch, Group
+from polytier.graphs import trace
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [B, ...], targets [B, ...]) -> one loss a sample [B]
 BATCHINGS = ("stacked", "single", "eager")
@@ -30,8 +30,9 @@ BATCHINGS = ("stacked", "single", "eager")
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Of classes; sequences ([B, T, C] with [B, T]) give the mean over their positions."""
-    # log_softmax and gather instead of F.cross_entropy: its row-stable parts trace to the same bits in any stack
-    chosen = torch.log_softmax(outputs, -1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    # log_softmax and gather instead of F.cross_entropy: its row-stable parts trace to the same bits in any stack;
+    # classes first, which is how products with few of them come out (graphs.py), and what vector units like best
+    chosen = torch.log_softmax(outputs.transpose(-1, -2), -2).gather(-2, targets.unsqueeze(-2)).squeeze(-2)
     return -chosen if chosen.ndim == 1 else -chosen.flatten(1).mean(1)
 
 
@@ -106,6 +107,13 @@ class Objective:
         """
         return self._stack("grad", theta, batch, loss, extra)
 
+    def grad_pieces(self, theta: Tensor, batch: Batch) -> list[Tensor]:
+        """The same as columns [n, k], [n, l], .. that lie side by side: a step need not put the rows together."""
+        (group, *more) = batch.groups
+        if self.batching != "stacked" or more or len(group.x) != len(theta) or len(theta) % 4:
+            return [self.grad(theta, batch)]
+        return self._graph("grad", None, (theta, *self._data(group)), True)
+
     def loss(self, theta: Tensor, batch: Batch, loss: Callable | None = None, extra: tuple = ()) -> Tensor:
         """[n] values of the objective."""
         return self._stack("loss", theta, batch, loss, extra)
@@ -144,12 +152,17 @@ class Objective:
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def _traced(self, kind: str, loss: Callable | None, inputs: Sequence[Tensor], stacked: bool) -> Tensor:
+        found = self._graph(kind, loss, inputs, stacked)
+        return found if isinstance(found, Tensor) else found[0] if len(found) == 1 else torch.cat(found, 1)
+
+    def _graph(self, kind: str, loss: Callable | None, inputs: Sequence[Tensor], stacked: bool) -> Any:
         signature = (kind, loss, stacked, *[i.shape for i in inputs])
         compiled = self._compiled.get(signature)
         if compiled is None:
             function = self._function(kind, loss)
             function = grad(function) if kind == "grad" else function
-            compiled = self._compiled[signature] = trace(vmap(function) if stacked else function, inputs)
+            graph = trace(vmap(function) if stacked else function, inputs, pieces=stacked and kind == "grad")
+            compiled = self._compiled[signature] = graph
         with torch.no_grad():
             return compiled(*inputs)
 
@@ -175,36 +188,6 @@ class Objective:
             return loss(lambda r, i: self.apply(r, i, key), row, x, y, weight, *more)
 
         return own_loss
-
-
-def trace(function: Callable, inputs: Sequence[Tensor]) -> Callable:
-    """The function as a graph of plain tensor operations for inputs of these shapes."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about tracing internals, nothing a user could act on
-        graph = make_fx(lambda *given: function(*given))(*(i.clone() for i in inputs))
-    drop_idle(graph.graph)
-    graph.recompile()
-    return graph.forward
-
-
-def drop_idle(graph: Any) -> None:
-    """Remove steps that give back what they were given: on small models each costs as much as a product."""
-    aten = torch.ops.aten
-    reshaping = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
-    for node in list(graph.nodes):
-        if node.op != "call_function":
-            continue
-        source = node.args[0]
-        idle = node.target in reshaping and source.meta["val"].shape == node.meta["val"].shape
-        idle |= node.target is aten.mul.Scalar and node.args[1] == 1
-        if node.target is aten.transpose.int and source.target is aten.transpose.int:
-            there, back = ({d % node.meta["val"].ndim for d in n.args[1:]} for n in (source, node))
-            idle, source = there == back, source.args[0]
-        if idle:
-            node.replace_all_uses_with(source)
-    graph.eliminate_dead_code()
 
 
 def choose_batching(objective: Objective, batch: Batch, generator_key: int = 0) -> str:

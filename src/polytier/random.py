@@ -84,6 +84,9 @@ def uniform(keys: Tensor, count: int) -> Tensor:
 
 def shuffled(keys: Tensor, sizes: Tensor) -> Tensor:
     """[n, max(sizes)] a random order of 0 .. size-1 in each row; what lies beyond a row's size is meaningless."""
-    draws = bits(keys, int(sizes.max()))
-    beyond = torch.arange(draws.shape[1]) >= sizes.unsqueeze(1)
-    return draws.masked_fill_(beyond, MAX).sort(dim=1, stable=True).indices
+    width = int(sizes.max())
+    low = (1 << max(1, width - 1).bit_length()) - 1
+    slots = torch.arange(width)
+    draws = (bits(keys, width) & ~low) | slots  # a number that says where it came from: sorting these is fast
+    draws.masked_fill_(slots >= sizes.unsqueeze(1), MAX)
+    return torch.from_numpy(np.sort(draws.numpy(), axis=1)) & low

@@ -21,12 +21,14 @@ def proximal_sgd(
     local: Local, theta: Tensor, anchor: Tensor, lr: Any, pull: Any, steps: int, batch: Batch | None = None
 ) -> Tensor:
     """`steps` times theta <- theta - lr * (grad f(theta) + pull * (theta - anchor)); on `batch`, if one is held."""
-    theta = theta.clone()  # in place from here on: rows are as large as all models together
+    theta = theta.clone()  # in place from here on, and by pieces: rows are as large as all models together
     for _ in range(steps):
-        direction = local.grad(theta, batch)
-        if isinstance(pull, Tensor) or pull:
-            direction += pull * (theta - anchor)
-        theta -= direction.mul_(lr)
+        pieces = local.grad_pieces(theta, batch)
+        widths = [g.shape[1] for g in pieces]
+        for direction, x, to in zip(pieces, theta.split(widths, 1), anchor.split(widths, 1), strict=True):
+            if isinstance(pull, Tensor) or pull:
+                direction += pull * (x - to)
+            x -= direction.mul_(lr)
     return theta
 
 

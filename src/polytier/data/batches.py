@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,9 +115,11 @@ class Batches:
         base = random.node_keys(random.key(self.seed, "shuffle"), self.keys[rows])
         order = random.shuffled(random.mix(base ^ random.mix(epoch + 1)), size)
         start = self.federation.bounds[rows, 0].unsqueeze(1)
-        inside = torch.arange(order.shape[1]) < size.unsqueeze(1)
-        place = start + torch.arange(order.shape[1])
-        self.order[place[inside]] = (start + order)[inside]
+        place, order = start + torch.arange(order.shape[1]), start + order
+        if bool((size != order.shape[1]).any()):
+            inside = torch.arange(order.shape[1]) < size.unsqueeze(1)
+            place, order = place[inside], order[inside]
+        self.order.index_copy_(0, place.reshape(-1), order.reshape(-1))
         self.stamp[rows] = epoch
 
     def walk(self, rows: Tensor, round_: int, call: int, size: int | Tensor, stream: str = "") -> Walk:
@@ -145,11 +148,16 @@ class Batches:
 
     def gather(self, which: Tensor | slice, index: Tensor, weight: Tensor, key: Tensor | None) -> Group:
         """The samples `index` [r, B] of the federation, as a model sees them."""
-        fed, flat = self.federation, index.reshape(-1)
-        x = fed.inputs(fed.x.index_select(0, flat), self.dtype)
-        y = fed.y.index_select(0, flat)
-        y = y.to(self.dtype) if y.is_floating_point() else y
-        group = Group(which, x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:]), weight, key)
+        return self.group(which, index.reshape(-1), self.targets(index), weight, key)
+
+    def targets(self, index: Tensor) -> Tensor:
+        """[*index.shape, ...] those of the samples `index`."""
+        y = self.federation.y.index_select(0, index.reshape(-1))
+        return (y.to(self.dtype) if y.is_floating_point() else y).view(*index.shape, *y.shape[1:])
+
+    def group(self, which: Tensor | slice, flat: Tensor, y: Tensor, weight: Tensor, key: Tensor | None) -> Group:
+        x = self.federation.inputs(self.federation.x.index_select(0, flat), self.dtype)
+        group = Group(which, x.view(*weight.shape, *x.shape[1:]), y, weight, key)
         return group if self.device == "cpu" else group.to(self.device)
 
 
@@ -166,32 +174,31 @@ class Walk:
             for which, width in groups_by_width(samples, size)
         ]
         self.step, self.prepared_from = 0, 0
-        self.prepared: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        self.prepared: list[list[tuple[Any, ...]]] = []  # by group and step: samples, targets, weights, keys
 
     def next(self) -> Batch:
         k = self.step - self.prepared_from
-        if not self.prepared or k == len(self.prepared[0][0]):
+        if not self.prepared or k == len(self.prepared[0]):
             usual = self.batches.usual_steps.get(self.stream, 0)
             self.prepare(max(usual - self.step, min(self.step, 32), 1))
             k = 0
         self.step += 1
         self.batches.usual_steps[self.stream] = self.step
-        groups = [
-            self.batches.gather(which, index[k], weight[k], None if key is None else key[k])
-            for (which, *_), (index, weight, key) in zip(self.groups, self.prepared, strict=True)
-        ]
+        groups = [self.batches.group(g[0], *of[k]) for g, of in zip(self.groups, self.prepared, strict=True)]
         return Batch(groups, self.num_rows)
 
     def prepare(self, num_steps: int) -> None:
-        """Which samples the next steps take: by group [steps, r, B], drawn all at once."""
+        """What the next steps take: by group and step, drawn all at once."""
         steps = torch.arange(self.step, self.step + num_steps).reshape(-1, 1, 1)
         self.prepared_from, self.prepared = self.step, []
         for _, width, start, samples, size, first, drawn in self.groups:
             begin = ((first + steps) % ((samples + size - 1) // size)) * size  # [steps, r, 1]
             place = torch.minimum(begin + torch.arange(width), samples - 1) + start
+            index = self.batches.order[place]  # [steps, r, B]
             weight = share_of_batch(torch.minimum(samples - begin, size), width, self.batches.dtype)
             key = random.bits(drawn.squeeze(1) + steps.squeeze(2), width) if self.batches.keyed else None
-            self.prepared.append((self.batches.order[place], weight, key))
+            each = (index.flatten(1), self.batches.targets(index), weight)
+            self.prepared.append(list(zip(*each, [None] * num_steps if key is None else key, strict=True)))
 
 
 def share_of_batch(count: Tensor, width: int, dtype: torch.dtype) -> Tensor:

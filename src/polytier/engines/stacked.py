@@ -143,17 +143,15 @@ def message_bytes(codec: Codec, rows: Rows, n: int) -> Tensor:
 
 
 def cut(call: Call, size: int) -> list[tuple[int, int, int]]:
-    """Runs (start, end, first block) of whole blocks with about `size` receivers each."""
+    """Runs (start, end, first block) of whole blocks, as even as these allow, with about `size` receivers each."""
     n = len(call.ids)
-    if call.blocks is None:
-        return [(start, min(start + size, n), 0) for start in range(0, n, size)]
-    runs, starts = [], starts_of(call.blocks).tolist()
-    begin, first = 0, 0
-    for block, start in enumerate([*starts[1:], n], 1):
-        if start - begin >= size or start == n:
-            runs.append((begin, start, first))
-            begin, first = start, block
-    return runs if n else []
+    places = torch.arange(n + 1) if call.blocks is None else torch.cat([starts_of(call.blocks), torch.tensor([n])])
+    wanted = torch.linspace(0, n, -(-n // size) + 1, dtype=torch.float64)
+    after = torch.searchsorted(places.double(), wanted).clamp(max=len(places) - 1)
+    before = (after - 1).clamp(min=0)
+    nearest = torch.where(wanted - places[before] < places[after] - wanted, before, after).unique()
+    firsts = [0] * len(nearest) if call.blocks is None else nearest.tolist()
+    return list(zip(places[nearest[:-1]].tolist(), places[nearest[1:]].tolist(), firsts, strict=False))
 
 
 def compute(world: World, call: Call, tile: int, codec: Codec) -> tuple[Folded | Rows, Tensor]:

@@ -1,0 +1,122 @@
+"""Functions of tensors as graphs of plain operations, traced once a shape and made leaner."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+RESHAPING = (aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.unsqueeze.default)
+
+
+def trace(function: Callable, inputs: Sequence[Tensor], pieces: bool = False) -> Callable:
+    """The function for inputs of these shapes. `pieces`: a list of what it would put side by side, if it does."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about tracing internals, nothing a user could act on
+        traced = make_fx(lambda *given: function(*given))(*(i.clone() for i in inputs))
+    graph = traced.graph
+    if not any(schema.is_mutable for schema in map(schema_of, calls(graph)) if schema):  # a module's own steps in place
+        drop_ones(graph)
+        drop_idle(graph)
+        turn_products(graph)
+        add_in_place(graph)
+    if pieces:
+        take_apart(graph)
+    traced.recompile()
+    return traced.forward
+
+
+def calls(graph: Any) -> list[Any]:
+    return [node for node in graph.nodes if node.op == "call_function"]
+
+
+def schema_of(node: Any) -> Any:
+    """None for what is no operation on tensors: taking one of a list."""
+    return getattr(node.target, "_schema", None)
+
+
+def value(node: Any) -> Tensor:
+    """What the node gave when it was traced: its shape and type."""
+    return node.meta["val"]
+
+
+def drop_ones(graph: Any) -> None:
+    """A gradient starts with a factor one for the loss: without it, the loss itself need not be computed."""
+    ones = set()
+    for node in calls(graph):
+        if node.target is aten.ones_like.default or (node.target in RESHAPING and node.args[0] in ones):
+            ones.add(node)
+        elif node.target is aten.mul.Tensor:
+            for one, other in (node.args, node.args[::-1]):
+                if one in ones and value(other).shape == value(node).shape and value(other).dtype == value(node).dtype:
+                    node.replace_all_uses_with(other)
+                    break
+    graph.eliminate_dead_code()
+
+
+def drop_idle(graph: Any) -> None:
+    """Remove steps that give back what they were given: on small models each costs as much as a product."""
+    for node in calls(graph):
+        source = node.args[0]
+        idle = node.target in RESHAPING and value(source).shape == value(node).shape
+        idle |= node.target is aten.mul.Scalar and node.args[1] == 1
+        if node.target is aten.transpose.int and source.target is aten.transpose.int:
+            there, back = ({d % value(node).ndim for d in n.args[1:]} for n in (source, node))
+            idle, source = there == back, source.args[0]
+        if idle:
+            node.replace_all_uses_with(source)
+    graph.eliminate_dead_code()
+
+
+def turn_products(graph: Any) -> None:
+    """x W^T as (W x^T)^T unless W has more rows than x: with ten classes that takes half the time."""
+    for node in calls(graph):
+        if node.target is not aten.bmm.default or node.args[1].target is not aten.transpose.int:
+            continue
+        x, turned = node.args
+        if x.target is aten.transpose.int or value(node).shape[2] > value(node).shape[1]:
+            continue
+        with graph.inserting_before(node):
+            product = graph.call_function(
+                aten.bmm.default, (turned.args[0], graph.call_function(aten.transpose.int, (x, 1, 2)))
+            )
+            back = graph.call_function(aten.transpose.int, (product, 1, 2))
+        back.meta["val"] = value(node)
+        node.replace_all_uses_with(back)
+    graph.eliminate_dead_code()
+
+
+def add_in_place(graph: Any) -> None:
+    """Scatter into the zeros that were made for it, not into a copy of them."""
+    for node in calls(graph):
+        if node.target is aten.scatter_add.default:
+            zeros = node.args[0]
+            if zeros.target is aten.new_zeros.default and len(zeros.users) == 1:
+                node.target = aten.scatter_add_.default
+
+
+def take_apart(graph: Any) -> None:
+    """Give the parts of a row instead of the row, which saves a copy of it, if each is a tensor of its own."""
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    (row,) = output.args
+    parts = list(row.args[0]) if row.target is aten.cat.default and list(row.args[1:]) == [1] else [row]
+    sources = [source(part) for part in parts]
+    apart = all(node.op == "call_function" for node in sources) and len(set(sources)) == len(parts)
+    output.args = (parts if apart else [row],)
+    graph.eliminate_dead_code()
+
+
+def source(node: Any) -> Any:
+    """The node whose memory this one shows. Of numbers that are shown more than once: the graph's first input."""
+    while node.op == "call_function":
+        schema = schema_of(node)
+        if schema is not None and not any(r.alias_info for r in schema.returns):
+            break
+        node = next(iter(node.graph.nodes)) if node.target is aten.expand.default else node.args[0]
+    return node
