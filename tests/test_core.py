@@ -15,7 +15,7 @@ from polytier.fields import describe_range
 from polytier.ledger import Ledger
 from polytier.memory import Memory
 from polytier.participation import Participation
-from polytier.rows import BLOCK, Answers, fold, pack, starts_of, unpack
+from polytier.rows import Answers, fold, pack, starts_of, unpack
 from polytier.topology import nested
 from polytier.training import Training
 
@@ -198,7 +198,7 @@ def test_a_field_by_tier_needs_every_tier():
 def test_blocks_do_not_depend_on_where_tiles_end():
     rng = np.random.default_rng(0)
     rows = {"w": torch.from_numpy(rng.normal(size=(20, 3))), "n": torch.from_numpy(rng.uniform(size=20))}
-    blocks, shares = torch.arange(20) // BLOCK, torch.full((20,), 1 / 20, dtype=torch.float64)
+    blocks, shares = torch.arange(20) // 8, torch.full((20,), 1 / 20, dtype=torch.float64)
     whole, total = fold(rows, shares, blocks), None
     for start in range(0, 20, 3):
         part = {k: v[start : start + 3] for k, v in rows.items()}

@@ -343,7 +343,7 @@ def test_the_same_bits():
         same(left(training), expected)
     with mixed(MIXED, tile=1, workers=2) as training:
         training.run(3)
-        assert training.world.engine._pool is not None  # type: ignore[attr-defined]
+        assert training.world.engine._processes is not None  # type: ignore[attr-defined]
         same(left(training), expected)
 
 

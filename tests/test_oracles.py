@@ -91,7 +91,7 @@ def draw_participation(draw, size: int | None) -> tuple[Any, dict]:
 @st.composite
 def cases(draw, tiers: tuple[int, ...] = (2, 3, 4)) -> Case:
     depth = draw(st.sampled_from(tiers))
-    n = draw(st.integers(1, 10))  # more than BLOCK at times
+    n = draw(st.integers(1, 10))  # several blocks at times
     names = np.array(draw(st.permutations([f"d{k}" for k in range(n)] if draw(st.booleans()) else list(range(n)))))
     sizes = [draw(st.integers(1, 7)) for _ in range(n)]
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))

@@ -21,7 +21,8 @@ from torch import Tensor
 from polytier import random
 from polytier.data.batches import Batch, Walk, batch_sizes
 from polytier.fields import Step, check_value, schedule
-from polytier.rows import BLOCK, Answers, Rows, Sums, as_dict, cat_rows, map_rows, share_of_samples, starts_of
+from polytier.objective import Piece
+from polytier.rows import Answers, Rows, Sums, as_dict, cat_rows, map_rows, share_of_samples, starts_of
 from polytier.world import Call, Clock, Diverged, World
 
 if TYPE_CHECKING:
@@ -310,9 +311,9 @@ class Children(Node):
         return map_rows(lambda r: r[self.kids[1]], rows)
 
     def _blocks(self, kids: Tensor, position: Tensor) -> Tensor:
-        """[k] blocks numbered from 0: BLOCK neighbours by their rank among all registered children."""
-        rank = kids - self.world.topology.offsets[self.tier][self.ids[position]]
-        return torch.unique_consecutive(torch.stack([position, rank // BLOCK]), dim=1, return_inverse=True)[1]
+        """[k] the blocks of these children, numbered from 0."""
+        block = self.world.topology.blocks[self.tier + 1][kids]
+        return torch.cat([block[:1] * 0, (block.diff() != 0) | (position.diff() != 0)]).cumsum(0)
 
     def _deliver(self, method: str, rows: Rows, kids: Tensor, sender: Tensor, blocks: Tensor | None) -> Iterator[Any]:
         shares = None
@@ -371,8 +372,8 @@ class Local(Node):
             self.world.device_steps += len(theta)
         return self.world.objective.grad(theta, self.batch() if batch is None else batch, loss, extra)
 
-    def grad_pieces(self, theta: Tensor, batch: Batch | None = None) -> list[Tensor]:
-        """The gradients as columns [n, k], [n, l], .. that lie side by side, new ones that may be changed."""
+    def grad_pieces(self, theta: Tensor, batch: Batch | None = None) -> Iterator[tuple[Tensor | slice, list[Piece]]]:
+        """The gradients of some rows at a time as new columns side by side (objective.py), for a solver's steps."""
         if not self.quiet:
             self.world.device_steps += len(theta)
         return self.world.objective.grad_pieces(theta, self.batch() if batch is None else batch)

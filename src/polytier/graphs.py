@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 aten = torch.ops.aten
+LARGE = 1 << 16  # numbers of a product that is better added to a row than made
 RESHAPING = (aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.unsqueeze.default)
 
 
 def trace(function: Callable, inputs: Sequence[Tensor], pieces: bool = False) -> Callable:
-    """The function for inputs of these shapes. `pieces`: a list of what it would put side by side, if it does."""
+    """The function for inputs of these shapes. `pieces`: what it would put side by side, as a list (`take_apart`)."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with torch.no_grad(), warnings.catch_warnings():
@@ -46,6 +47,10 @@ def value(node: Any) -> Tensor:
     return node.meta["val"]
 
 
+def alike(a: Any, b: Any) -> bool:
+    return value(a).shape == value(b).shape and value(a).dtype == value(b).dtype
+
+
 def drop_ones(graph: Any) -> None:
     """A gradient starts with a factor one for the loss: without it, the loss itself need not be computed."""
     ones = set()
@@ -54,7 +59,7 @@ def drop_ones(graph: Any) -> None:
             ones.add(node)
         elif node.target is aten.mul.Tensor:
             for one, other in (node.args, node.args[::-1]):
-                if one in ones and value(other).shape == value(node).shape and value(other).dtype == value(node).dtype:
+                if one in ones and isinstance(other, torch.fx.Node) and alike(other, node):
                     node.replace_all_uses_with(other)
                     break
     graph.eliminate_dead_code()
@@ -102,12 +107,19 @@ def add_in_place(graph: Any) -> None:
 
 
 def take_apart(graph: Any) -> None:
-    """Give the parts of a row instead of the row, which saves a copy of it, if each is a tensor of its own."""
+    """Give the parts of a row instead of the row, which saves a copy of it, if each is a tensor of its own.
+
+    A part that is a large product is given as its two factors.
+    """
     (output,) = (node for node in graph.nodes if node.op == "output")
     (row,) = output.args
     parts = list(row.args[0]) if row.target is aten.cat.default and list(row.args[1:]) == [1] else [row]
     sources = [source(part) for part in parts]
     apart = all(node.op == "call_function" for node in sources) and len(set(sources)) == len(parts)
+    for k, node in enumerate(sources if apart else []):
+        product = node.target is aten.bmm.default and len(node.users) == 1
+        if product and value(node)[0].numel() >= LARGE and value(node).device.type == "cpu":
+            parts[k] = node.args
     output.args = (parts if apart else [row],)
     graph.eliminate_dead_code()
 
@@ -115,8 +127,8 @@ def take_apart(graph: Any) -> None:
 def source(node: Any) -> Any:
     """The node whose memory this one shows. Of numbers that are shown more than once: the graph's first input."""
     while node.op == "call_function":
-        schema = schema_of(node)
-        if schema is not None and not any(r.alias_info for r in schema.returns):
+        schema = schema_of(node) or schema_of(node.args[0])  # one of a list shares memory as the list does
+        if not any(r.alias_info for r in schema.returns):
             break
         node = next(iter(node.graph.nodes)) if node.target is aten.expand.default else node.args[0]
     return node

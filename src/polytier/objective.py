@@ -12,8 +12,9 @@ A model is a flat row [d]; the module sees views of it. The gradient of a stack 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from polytier.data.batches import Batch, Group
 from polytier.graphs import trace
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [B, ...], targets [B, ...]) -> one loss a sample [B]
+Piece = Tensor | tuple[Tensor, Tensor]  # [n, k], or the factors [n, a, c], [n, c, b] of products with a * b = k
 BATCHINGS = ("stacked", "single", "eager")
 
 
@@ -107,12 +109,17 @@ class Objective:
         """
         return self._stack("grad", theta, batch, loss, extra)
 
-    def grad_pieces(self, theta: Tensor, batch: Batch) -> list[Tensor]:
-        """The same as columns [n, k], [n, l], .. that lie side by side: a step need not put the rows together."""
-        (group, *more) = batch.groups
-        if self.batching != "stacked" or more or len(group.x) != len(theta) or len(theta) % 4:
-            return [self.grad(theta, batch)]
-        return self._graph("grad", None, (theta, *self._data(group)), True)
+    def grad_pieces(self, theta: Tensor, batch: Batch) -> Iterator[tuple[Tensor | slice, list[Piece]]]:
+        """The same, some rows at a time, as columns that lie side by side: a step need not put a row together."""
+        if self.batching != "stacked":
+            yield slice(None), [self.grad(theta, batch)]
+            return
+        for group in batch.groups:
+            everybody = len(group.x) == len(theta)
+            for part in stacks_of(len(group.x)):
+                rows = part if everybody else torch.arange(len(theta))[group.rows][part]
+                data = [t[part] for t in self._data(group)]
+                yield rows, self._graph("grad", None, (theta[rows], *data), True)
 
     def loss(self, theta: Tensor, batch: Batch, loss: Callable | None = None, extra: tuple = ()) -> Tensor:
         """[n] values of the objective."""
@@ -139,21 +146,18 @@ class Objective:
         return data if group.key is None else (*data, group.key)
 
     def _run(self, kind: str, loss: Callable | None, stacks: tuple[Tensor, ...]) -> Tensor:
-        """Every row of the stacks; a multiple of 4 rows at once, then 2 and 1, so that few shapes are traced."""
+        """Every row of the stacks."""
         n = len(stacks[0])
         if self.batching == "eager":
             return torch.stack([self._eager(kind, loss, [s[i] for s in stacks]) for i in range(n)])
         if self.batching == "single":
             return torch.stack([self._traced(kind, loss, [s[i] for s in stacks], False) for i in range(n)])
-        pieces, start = [], 0
-        for size in filter(None, (n - n % 4, n & 2, n & 1)):
-            pieces.append(self._traced(kind, loss, [s[start : start + size] for s in stacks], True))
-            start += size
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        results = [self._traced(kind, loss, [s[part] for s in stacks], True) for part in stacks_of(n)]
+        return results[0] if len(results) == 1 else torch.cat(results)
 
     def _traced(self, kind: str, loss: Callable | None, inputs: Sequence[Tensor], stacked: bool) -> Tensor:
         found = self._graph(kind, loss, inputs, stacked)
-        return found if isinstance(found, Tensor) else found[0] if len(found) == 1 else torch.cat(found, 1)
+        return found if isinstance(found, Tensor) else torch.cat([columns(piece) for piece in found], 1)
 
     def _graph(self, kind: str, loss: Callable | None, inputs: Sequence[Tensor], stacked: bool) -> Any:
         signature = (kind, loss, stacked, *[i.shape for i in inputs])
@@ -188,6 +192,17 @@ class Objective:
             return loss(lambda r, i: self.apply(r, i, key), row, x, y, weight, *more)
 
         return own_loss
+
+
+def stacks_of(n: int) -> list[slice]:
+    """A multiple of 4 rows at once, then 2 and 1, so that few shapes are traced."""
+    ends = list(itertools.accumulate((n - n % 4, n & 2, n & 1), initial=0))
+    return [slice(start, end) for start, end in itertools.pairwise(ends) if end > start]
+
+
+def columns(piece: Piece) -> Tensor:
+    """[n, k] the numbers of a piece."""
+    return piece if isinstance(piece, Tensor) else torch.bmm(*piece).flatten(1)
 
 
 def choose_batching(objective: Objective, batch: Batch, generator_key: int = 0) -> str:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 Rows = Tensor | dict[str, Tensor]  # [nodes, ...], any trailing shape and dtype
-BLOCK = 4  # children are summed in blocks of this many, by rank, whatever the tile or worker
 
 
 def as_dict(rows: Rows) -> dict[str, Tensor]:

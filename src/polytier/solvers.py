@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polytier.algorithm import Local
 from polytier.data.batches import Batch
+from polytier.objective import Piece
 
 
 def sgd(local: Local, theta: Tensor, lr: Any, steps: int) -> Tensor:
@@ -21,15 +22,51 @@ def proximal_sgd(
     local: Local, theta: Tensor, anchor: Tensor, lr: Any, pull: Any, steps: int, batch: Batch | None = None
 ) -> Tensor:
     """`steps` times theta <- theta - lr * (grad f(theta) + pull * (theta - anchor)); on `batch`, if one is held."""
-    theta = theta.clone()  # in place from here on, and by pieces: rows are as large as all models together
+    theta = aligned(theta)  # in place from here on, and by pieces: rows are as large as all models together
     for _ in range(steps):
-        pieces = local.grad_pieces(theta, batch)
-        widths = [g.shape[1] for g in pieces]
-        for direction, x, to in zip(pieces, theta.split(widths, 1), anchor.split(widths, 1), strict=True):
-            if isinstance(pull, Tensor) or pull:
-                direction += pull * (x - to)
-            x -= direction.mul_(lr)
+        for rows, pieces in local.grad_pieces(theta, batch):
+            x, to = theta[rows], anchor[rows]
+            alpha, lam = (v[rows] if isinstance(v, Tensor) else v for v in (lr, pull))
+            widths = [width(piece) for piece in pieces]
+            for piece, x_k, to_k in zip(pieces, x.split(widths, 1), to.split(widths, 1), strict=True):
+                if isinstance(piece, Tensor):
+                    step(x_k, piece, to_k, alpha, lam)
+                else:
+                    step_by_product(x_k, *piece, to_k, alpha, lam)
+            if isinstance(rows, Tensor):
+                theta[rows] = x
     return theta
+
+
+def aligned(rows: Tensor) -> Tensor:
+    """A copy in which every row starts at a line of the cache: products are added half as fast to others."""
+    n, d = rows.shape
+    copy = rows.new_empty(n, -(-d // 16) * 16)[:, :d]
+    return copy.copy_(rows)
+
+
+def step(x: Tensor, direction: Tensor, anchor: Tensor, lr: Any, pull: Any) -> None:
+    if isinstance(pull, Tensor) or pull:
+        direction += pull * (x - anchor)
+    x -= direction.mul_(lr)
+
+
+def step_by_product(x: Tensor, left: Tensor, right: Tensor, anchor: Tensor, lr: Any, pull: Any) -> None:
+    """The direction is left @ right: it goes straight into each row, which is read and written once."""
+    shape = (left.shape[1], right.shape[2])
+    for k, (alpha, lam) in enumerate(zip(each(lr, len(x)), each(pull, len(x)), strict=True)):
+        if lam:
+            x[k].lerp_(anchor[k], alpha * lam)
+        x[k].view(shape).addmm_(left[k], right[k], alpha=-alpha)
+
+
+def each(value: Any, n: int) -> list[float]:
+    """A number, or a column of them, row by row."""
+    return value.flatten().tolist() if isinstance(value, Tensor) else [value] * n
+
+
+def width(piece: Piece) -> int:
+    return piece.shape[1] if isinstance(piece, Tensor) else piece[0].shape[1] * piece[1].shape[2]
 
 
 def descend(

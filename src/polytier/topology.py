@@ -12,6 +12,8 @@ from torch import Tensor
 
 from polytier.random import name_keys
 
+BLOCKS = 32  # as which the children of a node are summed, at most; each has two children at least
+
 
 @dataclass(frozen=True)
 class Topology:
@@ -97,6 +99,15 @@ class Topology:
             torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(p, minlength=self.size(t)).cumsum(0)])
             for t, p in enumerate(self.parents[1:])
         )
+
+    @cached_property
+    def blocks(self) -> tuple[Tensor, ...]:
+        """By tier: the block of each node among its parent's children, by its rank: whatever the tile or worker is."""
+        found = [torch.zeros(1, dtype=torch.int64)]
+        for parent, offsets in zip(self.parents[1:], self.offsets, strict=True):
+            size = (-(-offsets.diff() // BLOCKS)).clamp(min=2)
+            found.append((torch.arange(len(parent)) - offsets[parent]) // size[parent])
+        return tuple(found)
 
     @cached_property
     def keys(self) -> tuple[Tensor, ...]:

@@ -21,6 +21,7 @@ from polytier.collaboration import Collaboration, when_kept
 from polytier.data.federation import Federation
 from polytier.evaluation import Evaluation, evaluate
 from polytier.ledger import Ledger, add_up
+from polytier.machine import settle
 from polytier.making import check_settings, join, make_engine, make_world, note_flat, one_of
 from polytier.objective import (
     Loss,
@@ -109,7 +110,7 @@ class Training:
         of_each = {name: {k: one_of(k, v, name, methods) for k, v in own.items()} for name in methods}
         self.codec = CODECS[codec or dtype]
         self.threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # more would change the order of sums with the machine
+        settle()
         try:
             made: dict[str, Objective] = {}  # models alike share theirs: its graphs are traced once
             worlds = {

@@ -23,10 +23,11 @@ from torch import Tensor
 from polytier.algorithm import Algorithm, Node
 from polytier.codec import Codec
 from polytier.data.federation import Federation
-from polytier.engines.stacked import bare, default_tile, spec
+from polytier.engines.stacked import default_tile
 from polytier.engines.subtree import SubTree, pack, unpack
+from polytier.engines.workers import bare, spec
 from polytier.memory import Memory
-from polytier.rows import BLOCK, Rows, as_dict, cat_rows, fold, map_rows
+from polytier.rows import Rows, as_dict, cat_rows, fold, map_rows
 from polytier.topology import Topology
 from polytier.world import Call, Clock, NodesLost, World
 
@@ -219,8 +220,7 @@ def recalled(algorithm: Algorithm, rows: dict[str, Tensor], node: Node) -> Rows:
 
 def owners(topology: Topology, workers: int) -> list[Tensor]:
     """By tier: the actor of each node. Neighbours with about as many devices each; sums of blocks are not cut."""
-    nodes = torch.arange(topology.size(1))
-    group = nodes // BLOCK if topology.leaf == 1 else nodes
+    group = topology.blocks[1] if topology.leaf == 1 else torch.arange(topology.size(1))
     devices = torch.bincount(group[topology.ancestor(1)])
     middle = devices.cumsum(0) - devices / 2
     owner = torch.unique((middle * workers / devices.sum()).long(), return_inverse=True)[1][group]

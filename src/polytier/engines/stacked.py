@@ -8,20 +8,9 @@ number of workers changes a bit, because blocks are fixed by the topology and fo
 
 from __future__ import annotations
 
-import io
-import multiprocessing
-import os
-import pickle
-import shutil
-import signal
-import tempfile
-import threading
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,17 +18,12 @@ from torch import Tensor
 
 from polytier.algorithm import execute
 from polytier.codec import Codec
-from polytier.data.batches import Batches
-from polytier.memory import Memory, map_file, map_tensor
+from polytier.engines.workers import Workers
 from polytier.rows import Folded, Rows, as_dict, cat_rows, fold, map_rows, starts_of
-from polytier.world import Call, NodesLost, World
+from polytier.world import Call, World
 
 RUN = 64  # devices that are summed before their blocks are handed on
 TILE_BYTES = 16 << 20  # what a tile may touch in a step, so that it stays in cache
-
-
-class WorkerLost(NodesLost):
-    """A worker process ended in the middle of a round."""
 
 
 class Stacked:
@@ -52,25 +36,19 @@ class Stacked:
         self.tiles = {part.name: tile or default_tile(part) for part in world.parts}
         self.inner_tile = inner_tile
         self.workers = 1
-        self._pool: ProcessPoolExecutor | None = None
-        self._folder: Path | None = None
+        self._processes: Workers | None = None
         self.use_workers(workers)
 
     def use_workers(self, workers: int) -> None:
         """From now on compute devices in this many processes; data and memory move into files they share."""
-        if workers > 1 and self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="polytier-"))
-            for k, part in enumerate(self.world.parts):
-                share(part, subfolder(self._folder, k))
+        if workers > 1 and self._processes is None:
+            self._processes = Workers(self.world, workers, partial(work, tiles=self.tiles, codec=self.codec))
         self.workers = workers
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-            self._pool = None
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        if self._processes is not None:
+            self._processes.close()
+            self._processes = None
 
     def deliver(self, call: Call) -> Iterator[Any]:
         ledger = self.world.scope(call.scope).ledger
@@ -98,43 +76,17 @@ class Stacked:
             for start, end, first in runs:
                 yield start, end, first, *compute(self.world, call.part(start, end), tile, self.codec)
             return
-        pending: deque = deque()
-        try:
-            for start, end, first in runs:
-                future = self._workers().submit(work, dumps(call.part(start, end)))
-                pending.append((call.scope, start, end, first, future))
-                if len(pending) > 2 * self.workers:
-                    yield self._result(*pending.popleft())
-            while pending:
-                yield self._result(*pending.popleft())
-        except BrokenProcessPool:
-            self._pool = None
-            raise WorkerLost(
-                "a worker process ended in the middle of a round (killed, or out of memory); "
-                "resume the run, with fewer --workers or a smaller --tile if memory was short"
-            ) from None
+        assert self._processes is not None
+        answers = self._processes.run(call.part(start, end) for start, end, _ in runs)
+        for (start, end, first), (answer, nbytes, steps) in zip(runs, answers, strict=True):
+            self.world.scope(call.scope).device_steps += steps
+            yield start, end, first, answer, nbytes
 
-    def _result(self, scope: str, start: int, end: int, first: int, future: Any):
-        answer, nbytes, steps = pickle.loads(future.result())
-        self.world.scope(scope).device_steps += steps
-        return start, end, first, answer, nbytes
 
-    def _workers(self) -> ProcessPoolExecutor:
-        if self._pool is None:
-            assert self._folder is not None
-            self._pool = ProcessPoolExecutor(
-                self.workers,
-                mp_context=multiprocessing.get_context("spawn"),  # fork is not to be had everywhere
-                initializer=start_worker,
-                initargs=(
-                    bare(self.world),
-                    [spec(part) for part in self.world.parts],
-                    self._folder,
-                    self.tiles,
-                    self.codec,
-                ),
-            )
-        return self._pool
+def work(world: World, call: Call, tiles: dict[str, int], codec: Codec) -> tuple[Folded | Rows, Tensor, int]:
+    """In a worker: what `compute` gives, and the gradients it took."""
+    before = world.all_steps
+    return *compute(world, call, tiles[call.scope], codec), world.all_steps - before
 
 
 def message_bytes(codec: Codec, rows: Rows, n: int) -> Tensor:
@@ -184,88 +136,3 @@ def default_tile(world: World) -> int:
     inputs = federation.x[0].numel() * samples
     touched = width * (4 * world.objective.dimension + 2 * inputs)
     return max(4, min(64, TILE_BYTES // max(touched, 1)) // 4 * 4)
-
-
-# -- worker processes ---------------------------------------------------------------------------------
-
-_worker: tuple[World, dict[str, int], Codec] | None = None
-
-
-def bare(world: World) -> World:
-    """Without what a worker opens anew or has no need of."""
-    scopes = {name: bare(part) for name, part in world.scopes.items()}
-    return replace(world, engine=None, batches=None, memory=None, ledger=None, module=None, scopes=scopes)  # type: ignore[arg-type]
-
-
-def subfolder(folder: Path, number: int) -> Path:
-    """Where the data and memory of one of several models are."""
-    path = folder / str(number)
-    path.mkdir(exist_ok=True)
-    return path
-
-
-def share(world: World, folder: Path) -> None:
-    """Move data and memory into files that worker processes map."""
-    federation = world.batches.federation
-    federation = replace(federation, x=map_tensor(folder / "x", federation.x), y=map_tensor(folder / "y", federation.y))
-    world.batches.federation = federation
-    if world.memory.folder is None:
-        memory = Memory(world.topology, folder)
-        memory.load(world.memory.state())
-        world.memory = memory
-
-
-def spec(world: World) -> dict[str, Any]:
-    """What a worker needs to open the shared data."""
-    federation = world.batches.federation
-    return {
-        "federation": replace(federation, x=torch.zeros(0), y=torch.zeros(0)),
-        "x": (federation.x.dtype, tuple(federation.x.shape)),
-        "y": (federation.y.dtype, tuple(federation.y.shape)),
-        "memory": (type(world.memory), world.memory.folder),
-        "batches": {name: getattr(world.batches, name) for name in ("seed", "dtype", "device", "keyed")},
-    }
-
-
-def start_worker(world: World, shared: list[dict[str, Any]], folder: Path, tiles: dict[str, int], codec: Codec) -> None:
-    global _worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent lets the round end
-    threading.Thread(target=end_with_parent, args=(folder,), daemon=True).start()
-    torch.set_num_threads(1)  # more threads would change the order of sums inside a product
-    for k, (part, its) in enumerate(zip(world.parts, shared, strict=True)):
-        place = subfolder(folder, k)
-        x, y = (map_file(place / name, *its[name]) for name in ("x", "y"))
-        part.batches = Batches(replace(its["federation"], x=x, y=y), **its["batches"])
-        kind, rows = its["memory"]
-        part.memory = kind(part.topology, rows)
-    _worker = world, tiles, codec
-
-
-def end_with_parent(folder: Path) -> None:
-    """A parent that was killed can neither stop its workers, which would wait for ever, nor tidy up."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(1)
-
-
-def work(message: bytes) -> bytes:
-    assert _worker is not None
-    world, tiles, codec = _worker
-    call, before = pickle.loads(message), world.all_steps
-    answer, nbytes = compute(world, call, tiles[call.scope], codec)
-    return dumps((answer, nbytes, world.all_steps - before))
-
-
-class Pickler(pickle.Pickler):
-    """Tensors as plain arrays: torch would pass each one as a shared file, which costs milliseconds."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        return (torch.from_numpy, (obj.numpy(),)) if isinstance(obj, Tensor) else NotImplemented
-
-
-def dumps(value: Any) -> bytes:
-    buffer = io.BytesIO()
-    Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
-    return buffer.getvalue()

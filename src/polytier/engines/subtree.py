@@ -18,6 +18,7 @@ from polytier.codec import Codec
 from polytier.data.batches import Batches
 from polytier.engines.stacked import Stacked
 from polytier.ledger import WAYS, Ledger
+from polytier.machine import settle
 from polytier.memory import Memory
 from polytier.world import Call, World
 
@@ -29,7 +30,7 @@ class SubTree:
 
     def __init__(self, path: list[str]) -> None:
         sys.path += [place for place in path if place not in sys.path]  # methods and models of one's own
-        torch.set_num_threads(1)  # more would change the order of sums inside a product
+        settle()
 
     def do(self, what: str, message: list) -> list:
         try:
