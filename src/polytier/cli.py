@@ -382,6 +382,29 @@ def get(
     say(f"{name} is in {folder}")
 
 
+@data_app.command()
+def pack(
+    ctx: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder; `run --data FOLDER` uses it.")],
+    data: Annotated[str | None, flag("data")] = None,
+    data_dir: Annotated[str | None, flag("data_dir")] = None,
+    devices: Annotated[int | None, flag("devices", "40")] = None,
+    teams: Annotated[str | None, flag("teams", "4")] = None,
+    partition: Annotated[str | None, flag("partition", "labels:2")] = None,
+    per_class: Annotated[str | None, flag("per_class")] = None,
+    team_formation: Annotated[str | None, flag("team_formation")] = None,
+    split: Annotated[str | None, flag("split")] = None,
+    standardize: Annotated[bool | None, flag("standardize", "no")] = None,
+    seed: Annotated[int | None, flag("seed")] = None,
+) -> None:
+    """Write the devices' data to a folder that runs map instead of reading it: for large populations."""
+    from polytier.config import make_federation
+
+    federation, _ = make_federation(resolve(None, given(ctx.params), ()))
+    federation.save(folder)
+    say(f"{len(federation):,} devices with {len(federation.x):,} samples are in {folder}")
+
+
 def main() -> None:
     app()
 

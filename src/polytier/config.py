@@ -29,7 +29,7 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     algorithm: str = Field("permfl", description="the method; see `polytier list algorithms`")
-    data: str = Field("digits", description="a data set by name, or your own FILE.npz")
+    data: str = Field("digits", description="a data set by name, your own FILE.npz, or a folder (`data pack`)")
     data_dir: str | None = Field(None, description="where its files are: DIR, DIR/NAME and DIR/raw are searched")
     model: str = Field("mclr", description="a model by name, or your own package.module:factory")
     devices: int | None = Field(None, ge=1, description="number of devices")
@@ -266,9 +266,10 @@ def make_federation(config: Config) -> tuple[Federation, Config]:
     import numpy as np
 
     from polytier.data.build import build_federation, is_npz, load
+    from polytier.data.mapped import is_stored
     from polytier.data.sources import default_dir
 
-    own_file, teams = is_npz(config.data), read_teams(config.teams)
+    own_file, teams = is_npz(config.data) or is_stored(config.data), read_teams(config.teams)
     split: Any = read_numbers("split", config.split, float, 3, "3:0:1")
     per_class: Any = None
     if config.per_class is not None:

@@ -95,17 +95,18 @@ def present_splits(world: World) -> list[str]:
 def measure_split(algorithm: Algorithm, models: dict[str, Tensor], split: str, local: Local) -> dict[str, Tensor]:
     """[n, metrics] for each model; a chunk of samples is read once for all of them."""
     world = local.world
-    functions = {"loss": world.objective.sample_loss, **world.metrics}
-    total = {name: torch.zeros(len(local.ids), len(functions), dtype=torch.float64) for name in models}
+    total = {name: torch.zeros(len(local.ids), 1 + len(world.metrics), dtype=torch.float64) for name in models}
     start, end = (b[local.rows] for b in world.batches.federation.span(split))
     for part in range(-(-int((end - start).max()) // CHUNK)):
         for group in world.batches.whole(local.rows, split, CHUNK, part).groups:
             some = Local(world, local.tier, local.ids[group.rows], local.clock, quiet=True)
             targets, inside = group.y.flatten(0, 1), group.weight > 0
             for name, model in models.items():
-                outputs = algorithm.predict(model[group.rows], some, group.x).flatten(0, 1)
-                values = [f(outputs, targets).reshape(inside.shape) for f in functions.values()]
-                sums = [torch.where(inside, v, 0).double().sum(1) for v in values]
+                outputs = algorithm.predict(model[group.rows], some, group.x)
+                flat = outputs.flatten(0, 1)
+                values = [f(flat, targets).reshape(inside.shape) for f in world.metrics.values()]
+                losses = world.objective.sample_losses(outputs, group.y)
+                sums = [torch.where(inside, v, 0).double().sum(1) for v in (losses, *values)]
                 total[name][group.rows] += torch.stack(sums, 1).cpu()
     return total
 

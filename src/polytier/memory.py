@@ -99,9 +99,3 @@ def map_file(path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         path.touch()
         return torch.zeros(shape, dtype=dtype)
     return torch.from_file(str(path), shared=True, size=numel, dtype=dtype).reshape(shape)
-
-
-def map_tensor(path: Path, values: Tensor) -> Tensor:
-    """`values` moved into a file that other processes can map."""
-    mapped = map_file(path, values.dtype, tuple(values.shape))
-    return mapped.copy_(values)

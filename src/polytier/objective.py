@@ -129,6 +129,12 @@ class Objective:
         """[n, B, ...] outputs of each row on its own inputs [n, B, ...]."""
         return self._run("outputs", None, (theta, inputs))
 
+    def sample_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """[n, B] the loss of every sample, from outputs [n, B, ...]; of each row by itself, as in training."""
+        if self.batching == "stacked":
+            return vmap(self.sample_loss)(outputs, targets)
+        return torch.stack([self.sample_loss(o, t) for o, t in zip(outputs, targets, strict=True)])
+
     def _stack(self, kind: str, theta: Tensor, batch: Batch, loss: Callable | None, extra: tuple) -> Tensor:
         if len(batch.groups) == 1 and len(batch.groups[0].x) == len(theta):
             return self._run(kind, loss, (theta, *self._data(batch.groups[0]), *extra))

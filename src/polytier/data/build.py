@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from polytier.data.federation import Federation, one_a_device
+from polytier.data.mapped import is_stored
 from polytier.data.own import load_npz
 from polytier.data.partition import PARTITIONS, Assignment, column
 from polytier.data.sources import SOURCES, Source, synthetic_devices
@@ -122,6 +123,13 @@ def build_federation(
     if seed < 0 or (devices is not None and devices < 1):
         raise ValueError(f"seeds start at 0 and devices at 1; got seed {seed} and {devices} devices")
     number = 40 if devices is None else devices
+    if is_stored(data):
+        federation = Federation.open(data)  # type: ignore[arg-type]
+        known = 0 if federation.team is None else len(np.unique(federation.team))
+        settled = (devices, partition, per_class) == (None, None, None) and team_formation == "random"
+        if not settled or (teams is not None and np.prod(teams) != known):
+            raise ValueError(f"{data} holds its devices in {known} teams: leave that out, or pack the data anew")
+        return federation.standardized() if standardize else federation
     if is_npz(data) and (devices, partition, per_class) != (None, None, None):
         raise ValueError(f"{data} names its own devices; leave out devices, partition and per_class")
     source = load(data, data_dir, number, seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,19 @@ class Federation:
             num_classes=num_classes,
             scale=torch.tensor(1 / 255) if x.dtype == torch.uint8 else None,
         )
+
+    def save(self, folder: Path | str) -> None:
+        """Write it to a new folder, from which `open` maps it: for populations that memory would not hold."""
+        from polytier.data import mapped
+
+        mapped.save(self, folder)
+
+    @classmethod
+    def open(cls, folder: Path | str) -> Federation:
+        """One that was saved; its samples are read when they are used."""
+        from polytier.data import mapped
+
+        return mapped.load(folder)
 
     def __len__(self) -> int:
         return len(self.ids)

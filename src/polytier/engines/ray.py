@@ -25,7 +25,7 @@ from polytier.codec import Codec
 from polytier.data.federation import Federation
 from polytier.engines.stacked import default_tile
 from polytier.engines.subtree import SubTree, pack, unpack
-from polytier.engines.workers import bare, spec
+from polytier.engines.workers import bare, drawing
 from polytier.memory import Memory
 from polytier.rows import Rows, as_dict, cat_rows, fold, map_rows
 from polytier.topology import Topology
@@ -159,7 +159,7 @@ class Ray:
             if alike not in federations:
                 federations[alike] = only(federation, devices)
             held = [(int(mask.long().argmax()), int(mask.sum())) for mask in owned]
-            shares.append((federations[alike], spec(part)["batches"], held))
+            shares.append((federations[alike], drawing(part), held))
         return bare(self.world), shares, self.codec, self.tiles, self.inner_tile
 
 

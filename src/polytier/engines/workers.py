@@ -26,8 +26,9 @@ import torch
 from torch import Tensor
 
 from polytier.data.batches import Batches
+from polytier.data.mapped import as_file, from_file
 from polytier.machine import settle
-from polytier.memory import Memory, map_file, map_tensor
+from polytier.memory import Memory
 from polytier.world import NodesLost, World
 
 Compute = Callable[[World, Any], Any]  # of a worker: what a call gives
@@ -91,7 +92,8 @@ class Workers:
     def _started(self) -> list[Channel]:
         if not self._channels:
             context = multiprocessing.get_context("spawn")  # fork is not to be had everywhere
-            shared = (bare(self.world), [spec(part) for part in self.world.parts], self.folder, self.compute)
+            specs = [spec(part, subfolder(self.folder, k)) for k, part in enumerate(self.world.parts)]
+            shared = (bare(self.world), specs, self.folder, self.compute)
             for k in range(self.number):
                 ours, theirs = context.Pipe()
                 process = context.Process(target=serve, args=(theirs, k, *shared), daemon=True)
@@ -179,9 +181,8 @@ def serve(pipe: Connection, number: int, world: World, shared: list[dict[str, An
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent lets the round end
     threading.Thread(target=end_with_parent, args=(folder,), daemon=True).start()
     settle()
-    for k, (part, its) in enumerate(zip(world.parts, shared, strict=True)):
-        place = subfolder(folder, k)
-        x, y = (map_file(place / name, *its[name]) for name in ("x", "y"))
+    for part, its in zip(world.parts, shared, strict=True):
+        x, y = (from_file(*its[name]) for name in ("x", "y"))
         part.batches = Batches(replace(its["federation"], x=x, y=y), **its["batches"])
         kind, rows = its["memory"]
         part.memory = kind(part.topology, rows)
@@ -234,21 +235,25 @@ def subfolder(folder: Path, number: int) -> Path:
 def share(world: World, folder: Path) -> None:
     """Move data and memory into files that worker processes map."""
     federation = world.batches.federation
-    federation = replace(federation, x=map_tensor(folder / "x", federation.x), y=map_tensor(folder / "y", federation.y))
-    world.batches.federation = federation
+    x, y = (from_file(*as_file(getattr(federation, name), folder / name)) for name in ("x", "y"))
+    world.batches.federation = replace(federation, x=x, y=y)
     if world.memory.folder is None:
         memory = Memory(world.topology, folder)
         memory.load(world.memory.state())
         world.memory = memory
 
 
-def spec(world: World) -> dict[str, Any]:
+def spec(world: World, folder: Path) -> dict[str, Any]:
     """What a worker needs to open the shared data."""
     federation = world.batches.federation
     return {
         "federation": replace(federation, x=torch.zeros(0), y=torch.zeros(0)),
-        "x": (federation.x.dtype, tuple(federation.x.shape)),
-        "y": (federation.y.dtype, tuple(federation.y.shape)),
+        **{name: as_file(getattr(federation, name), folder / name) for name in ("x", "y")},
         "memory": (type(world.memory), world.memory.folder),
-        "batches": {name: getattr(world.batches, name) for name in ("seed", "dtype", "device", "keyed")},
+        "batches": drawing(world),
     }
+
+
+def drawing(world: World) -> dict[str, Any]:
+    """How its batches are drawn, whatever the data."""
+    return {name: getattr(world.batches, name) for name in ("seed", "dtype", "device", "keyed")}
