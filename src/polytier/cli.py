@@ -146,6 +146,8 @@ def resume(
     folder: Folder,
     rounds: Annotated[int | None, typer.Option("--rounds", help="Go on to this round.", show_default=False)] = None,
     engine: Annotated[str | None, flag("engine", "as before")] = None,
+    workers: Annotated[int | None, flag("workers", "as before")] = None,
+    tile: Annotated[int | None, flag("tile", "as before")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -156,8 +158,8 @@ def resume(
     made_with = values.pop("versions", {})
     if PYTHON in (values.get("data"), values.get("model")):
         raise ValueError(f"{folder} is of a run made in Python, with data or a model of its own; go on there")
-    changes = {name: value for name, value in (("rounds", rounds), ("engine", engine)) if value is not None}
-    config = check_config(values | changes)
+    changes = {"rounds": rounds, "engine": engine, "workers": workers, "tile": tile}
+    config = check_config(values | {name: value for name, value in changes.items() if value is not None})
     done = (read_summary(folder) or {}).get("rounds", 0)
     if done >= config.rounds:
         further = f"polytier resume {folder} --rounds {done + 100}"
@@ -192,8 +194,10 @@ def restore(training: Training, folder: Path, rounds: int) -> None:
 def follow(training: Training, config: Config, folder: Path, quiet: bool, as_json: bool, resumed: bool = False) -> None:
     """Train with everything a person may want to watch, and say how it ended."""
     from polytier.callbacks import Progress, RunFolder
+    from polytier.estimate import check_memory
     from polytier.world import Diverged, NodesLost
 
+    check_memory(training)
     if not quiet:
         announce(training, config)
     writer = RunFolder(folder, config.model_dump(exclude={"out"}), resumed)
@@ -209,6 +213,11 @@ def follow(training: Training, config: Config, folder: Path, quiet: bool, as_jso
         raise fail(f"{error}. {after_divergence(folder, writer.saved)}", FAULT) from None
     except NodesLost as error:
         raise fail(f"{error}: {again}", FAULT) from None
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
+            raise
+        less = "there is not enough memory: go on with a smaller --tile or fewer --workers"
+        raise fail(f"stopped in round {training.round + 1}, {less}: {again} --tile 4 --workers 1", FAULT) from None
     except KeyboardInterrupt:
         raise fail(f"stopped in round {training.round + 1}; go on with: {again}", INTERRUPTED) from None
     except OSError as error:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import os
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from polytier.algorithm import Children
+from polytier.callbacks import IN_FILES, rows_bytes
 from polytier.codec import Codec
 from polytier.data.batches import batch_sizes
 from polytier.data.federation import Federation
@@ -17,6 +20,7 @@ from polytier.engines.stacked import Stacked, default_tile
 from polytier.ledger import Ledger
 from polytier.memory import Memory
 from polytier.participation import Participation
+from polytier.report.tables import size
 from polytier.topology import Topology
 from polytier.training import Training
 from polytier.world import Clock, World
@@ -26,14 +30,57 @@ TIMED = 3  # steps
 
 def memory_bytes(training: Training) -> int:
     """Data, a model for every node, and the working set of a tile."""
-    return sum(memory_of(world) for world in training.world.parts)
+    return sum(sum(memory_of(training, world).values()) for world in training.world.parts)
 
 
-def memory_of(world: World) -> int:
-    federation, width = world.batches.federation, world.objective.dtype.itemsize
-    data = sum(t.numel() * t.element_size() for t in (federation.x, federation.y))
+def memory_of(training: Training, world: World) -> dict[str, int]:
+    """By what it is for."""
+    federation, width, engine = world.batches.federation, world.objective.dtype.itemsize, training.world.engine
     nodes = sum(world.topology.size(tier) for tier in range(world.topology.num_tiers))
-    return data + width * world.objective.dimension * (nodes + 6 * default_tile(world))
+    tile = min(engine.tiles[world.name], len(federation))  # type: ignore[attr-defined]
+    sample = int(federation.samples.max()) if isinstance(world.batch_size, str) else world.batch_size
+    batch = min(sample, int(federation.samples.max())) * federation.x[0].numel()
+    workers: int = engine.workers  # type: ignore[attr-defined]
+    return {
+        "data": federation.x.nbytes + federation.y.nbytes,
+        "models": width * world.objective.dimension * nodes,
+        "tiles": width * (6 * world.objective.dimension + 3 * batch) * tile * workers,
+    }
+
+
+def check_memory(training: Training) -> None:
+    """Stop a run that could not fit before it starts. What is kept in files, mapped, need not fit."""
+    have = physical_memory()
+    for world in training.world.parts if have else ():
+        need, engine = memory_of(training, world), training.world.engine
+        if hasattr(world.batches.federation.x, "file"):
+            del need["data"]
+        if rows_bytes(training) > IN_FILES:
+            del need["models"]
+        if (total := sum(need.values())) > have:
+            tiles = f"tiles of {engine.tiles[world.name]} devices in {engine.workers} processes"  # type: ignore[attr-defined]
+            advice = {
+                "data": ("data", "pack them (`polytier data pack`), which maps them"),
+                "models": ("models", "train fewer devices or a smaller model"),
+                "tiles": (tiles, "lower --tile or --workers"),
+            }
+            what, then = advice[max(need, key=need.__getitem__)]
+            raise ValueError(
+                f"this needs about {size(total)} of memory, {size(max(need.values()))} for its {what}; there are "
+                f"{size(have)}: {then}"
+            )
+
+
+def physical_memory() -> int | None:
+    """Of this machine, or of what this process may use of it; None where that is not told."""
+    try:
+        have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+    try:
+        return min(have, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):
+        return have
 
 
 def seconds_a_round(training: Training, workers: int) -> float | None:

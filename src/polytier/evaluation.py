@@ -7,6 +7,7 @@ global   | the server's model
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,8 @@ class Evaluation:
     def by_device(self, model: str, split: str, metric: str) -> np.ndarray:
         """[n] the mean over each device's samples; NaN for a device that has none in this split."""
         count = self.counts[split]
+        if (model, split) not in self.sums:
+            return np.full(len(count), np.nan)
         return np.where(count > 0, self.sums[model, split][metric] / np.maximum(count, 1), np.nan)
 
     def summary(self, model: str, split: str = "test") -> dict[str, float | None]:
@@ -111,22 +114,21 @@ def measure_split(algorithm: Algorithm, models: dict[str, Tensor], split: str, l
     return total
 
 
-def ask_devices(world: World, state: Rows, round_: int, program: Any) -> dict[str, Tensor]:
+def ask_devices(world: World, state: Rows, round_: int, program: Any) -> Iterator[dict[str, Tensor]]:
     """Run a program of this page at all devices, in the topology's order; nothing is written, no traffic counted."""
     rows, sender = shared_rows(world, state)
     everyone = torch.arange(world.topology.size(world.topology.leaf))
     leaf = world.topology.leaf
     call = Call(leaf, everyone, program, Clock(round_), rows, sender, quiet=True, scope=world.name)
-    answers = cat_rows(list(world.engine.deliver(call)))
-    assert isinstance(answers, dict)
-    return answers
+    return world.engine.deliver(call)
 
 
 def evaluate(world: World, state: Rows, round_: int) -> Evaluation:
     """Judge all models of a run at all devices."""
     names = ["loss", *world.metrics]
     sums: dict[tuple[str, str], dict[str, np.ndarray]] = {}
-    for key, value in ask_devices(world, state, round_, measure).items():
+    measured = as_dict(cat_rows(list(ask_devices(world, state, round_, measure))))
+    for key, value in measured.items():
         model, split = key.rsplit(".", 1)
         sums[model, split] = {name: value[:, k].numpy() for k, name in enumerate(names)}
     bounds = world.batches.federation.bounds[world.topology.order]
@@ -135,8 +137,16 @@ def evaluate(world: World, state: Rows, round_: int) -> Evaluation:
 
 
 def personal_models(world: World, state: Rows, round_: int) -> Tensor | None:
-    """[n, d] every device's own model, in the topology's order; None if the method has none."""
-    return ask_devices(world, state, round_, personal).get("")
+    """[n, d] every device's own model, in the federation's order; None if the method has none."""
+    own, start = None, 0
+    for answer in ask_devices(world, state, round_, personal):
+        if "" not in answer:
+            return None
+        rows, order = answer[""], world.topology.order
+        own = rows.new_empty(len(order), rows.shape[1]) if own is None else own
+        own[order[start : start + len(rows)]] = rows
+        start += len(rows)
+    return own
 
 
 def shared_rows(world: World, state: Rows) -> tuple[dict[str, Tensor], Tensor]:

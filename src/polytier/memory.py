@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,7 +70,7 @@ class Memory:
     def _create(self, tier: int, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         n = self.topology.size(tier)
         if self.folder is None:
-            made = torch.zeros((n, *shape), dtype=dtype), torch.zeros(n, dtype=torch.bool)
+            made = untouched((n, *shape), dtype), torch.zeros(n, dtype=torch.bool)
         else:
             stem = self._stem(tier, name, dtype, shape)
             made = map_file(self.folder / f"{stem}.rows", dtype, (n, *shape)), self._map_kept(stem, n)
@@ -90,6 +91,11 @@ class Memory:
                 row = tuple(int(s) for s in shape.split("x") if s)
                 return self._create(tier, name, getattr(torch, dtype), row)
         return self._rows.get((tier, name))
+
+
+def untouched(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that take no memory until they are written: of a large population few may ever take part."""
+    return torch.from_numpy(np.zeros(shape, torch.empty(0, dtype=dtype).numpy().dtype))
 
 
 def map_file(path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

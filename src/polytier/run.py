@@ -100,8 +100,6 @@ class Run:
         """The same of one model."""
         topology, state = world.topology, training.part_state(world.name)
         own = personal_models(world, state, training.round)
-        if own is not None:
-            own = torch.empty_like(own).index_copy_(0, topology.order, own)  # back to the federation's order
         rows, _ = shared_rows(world, state)
         everywhere = world.algorithm.global_model(state)
         history = [record_of(record, world.name) for record in training.history] if world.name else training.history
