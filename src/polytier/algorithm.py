@@ -21,6 +21,7 @@ from torch import Tensor
 from polytier import random
 from polytier.data.batches import Batch, Walk, batch_sizes
 from polytier.fields import Step, check_value, schedule
+from polytier.memory import remembered
 from polytier.objective import Piece
 from polytier.rows import Answers, Rows, Sums, as_dict, cat_rows, map_rows, share_of_samples, starts_of
 from polytier.world import Call, Clock, Diverged, World
@@ -139,8 +140,9 @@ class Node:
         """Keep named rows; "model" is what is evaluated at this tier."""
         if not self.quiet:
             for name, value in rows.items():
+                value = value.cpu()
                 check_finite(self, value)
-                self.world.memory.write(self.tier, name, self.ids, value.cpu())
+                self.world.memory.write(self.tier, name, self.ids, value)
 
     def uniform(self, purpose: str, k: int = 1) -> Tensor:
         """[n, k] draws in [0, 1), each node its own."""
@@ -280,13 +282,13 @@ class Children(Node):
         """Keep answers, a row a child, on the parents' side."""
         if not self.quiet:
             for field, value in as_dict(answers.rows).items():
-                self.world.memory.write(self.tier + 1, f"_{name}-{field}", answers.ids, value)
+                self.world.memory.write(self.tier + 1, remembered(name, field), answers.ids, value)
 
     def recall(self, name: str, default: Rows) -> Answers:
         """What was remembered, of all registered children; `default` [children, ...] where nothing was."""
         kids, position = self.kids
         rows = {
-            field: self.world.memory.read(self.tier + 1, f"_{name}-{field}", kids, value)
+            field: self.world.memory.read(self.tier + 1, remembered(name, field), kids, value)
             for field, value in as_dict(default).items()
         }
         return self._as_answers(rows if isinstance(default, dict) else rows[""], kids, position, default)
@@ -432,6 +434,7 @@ def execute(world: World, call: Call, start: int, end: int) -> Rows:
     for value in as_dict(answer).values():
         if len(value) != len(ids):
             raise ValueError(f"{type(algorithm).__name__}.{name} was given {len(ids)} rows and answered {len(value)}")
+    answer = map_rows(lambda r: r.cpu(), answer)  # the only time in a tile that anything waits for an accelerator
     if not call.quiet:
         check_finite(node, answer)
-    return map_rows(lambda r: r.cpu(), answer)
+    return answer

@@ -137,7 +137,7 @@ def run(
 
 def stem_of(config: Config) -> str:
     """ALGORITHM-DATA-SEED, fit to be a folder's name."""
-    data = Path(config.data).stem if config.data.lower().endswith(".npz") else config.data
+    data = Path(config.data).stem if config.data.lower().endswith(".npz") else Path(config.data).name
     return re.sub(r"[^\w.-]+", "-", f"{config.algorithm}-{data}-{config.seed}")
 
 

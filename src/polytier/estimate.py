@@ -51,7 +51,9 @@ def memory_of(training: Training, world: World) -> dict[str, int]:
 def check_memory(training: Training) -> None:
     """Stop a run that could not fit before it starts. What is kept in files, mapped, need not fit."""
     have = physical_memory()
-    for world in training.world.parts if have else ():
+    if have is None:
+        return
+    for world in training.world.parts:
         need, engine = memory_of(training, world), training.world.engine
         if hasattr(world.batches.federation.x, "file"):
             del need["data"]

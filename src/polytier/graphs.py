@@ -82,10 +82,10 @@ def drop_idle(graph: Any) -> None:
 def turn_products(graph: Any) -> None:
     """x W^T as (W x^T)^T unless W has more rows than x: with ten classes that takes half the time."""
     for node in calls(graph):
-        if node.target is not aten.bmm.default or node.args[1].target is not aten.transpose.int:
+        if node.target is not aten.bmm.default or not is_turned(node.args[1]):
             continue
         x, turned = node.args
-        if x.target is aten.transpose.int or value(node).shape[2] > value(node).shape[1]:
+        if is_turned(x) or value(node).shape[2] > value(node).shape[1]:
             continue
         with graph.inserting_before(node):
             product = graph.call_function(
@@ -95,6 +95,11 @@ def turn_products(graph: Any) -> None:
         back.meta["val"] = value(node)
         node.replace_all_uses_with(back)
     graph.eliminate_dead_code()
+
+
+def is_turned(node: Any) -> bool:
+    """Whether each matrix of a stack is transposed here."""
+    return node.target is aten.transpose.int and {d % 3 for d in node.args[1:]} == {1, 2}
 
 
 def add_in_place(graph: Any) -> None:
@@ -116,9 +121,11 @@ def take_apart(graph: Any) -> None:
     parts = list(row.args[0]) if row.target is aten.cat.default and list(row.args[1:]) == [1] else [row]
     sources = [source(part) for part in parts]
     apart = all(node.op == "call_function" for node in sources) and len(set(sources)) == len(parts)
+    written = {*sources, first_input(graph)}  # whoever steps along the parts changes these as he goes
     for k, node in enumerate(sources if apart else []):
-        product = node.target is aten.bmm.default and len(node.users) == 1
-        if product and value(node)[0].numel() >= LARGE and value(node).device.type == "cpu":
+        product = node.target is aten.bmm.default and len(node.users) == 1 and is_reshaped(parts[k], node)
+        factors = product and not written & {source(factor) for factor in node.args}
+        if factors and value(node)[0].numel() >= LARGE and value(node).device.type == "cpu":
             parts[k] = node.args
     output.args = (parts if apart else [row],)
     graph.eliminate_dead_code()
@@ -130,5 +137,14 @@ def source(node: Any) -> Any:
         schema = schema_of(node) or schema_of(node.args[0])  # one of a list shares memory as the list does
         if not any(r.alias_info for r in schema.returns):
             break
-        node = next(iter(node.graph.nodes)) if node.target is aten.expand.default else node.args[0]
+        node = first_input(node.graph) if node.target is aten.expand.default else node.args[0]
     return node
+
+
+def first_input(graph: Any) -> Any:
+    return next(iter(graph.nodes))
+
+
+def is_reshaped(node: Any, of: Any) -> bool:
+    """Whether it shows all of that node, in another shape."""
+    return node is of or (node.target in RESHAPING and is_reshaped(node.args[0], of))

@@ -70,7 +70,7 @@ def make_world(
     )  # fmt: skip
     batches = Batches(federation, seed, kind, on, bool(objective.dropouts))
     if batching is None and alike not in made:
-        few = torch.arange(min(4, len(federation)))
+        few = torch.arange(min(8, len(federation)))
         size = batch_size if isinstance(batch_size, int) else 32
         choose_batching(objective, batches.walk(few, 0, 0, size).next(), seed)
         if objective.batching != "stacked":

@@ -93,6 +93,15 @@ class Memory:
         return self._rows.get((tier, name))
 
 
+def remembered(name: str, field: str) -> str:
+    """Under which a parent keeps a field of its children's answers, a row a child."""
+    return f"_{name}-{field}"
+
+
+def is_remembered(name: str) -> bool:
+    return name.startswith("_")
+
+
 def untouched(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros that take no memory until they are written: of a large population few may ever take part."""
     return torch.from_numpy(np.zeros(shape, torch.empty(0, dtype=dtype).numpy().dtype))

@@ -24,6 +24,7 @@ from torch.func import functional_call, grad, vmap
 from polytier import random
 from polytier.data.batches import Batch, Group
 from polytier.graphs import trace
+from polytier.rows import aligned
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [B, ...], targets [B, ...]) -> one loss a sample [B]
 Piece = Tensor | tuple[Tensor, Tensor]  # [n, k], or the factors [n, a, c], [n, c, b] of products with a * b = k
@@ -166,6 +167,7 @@ class Objective:
         return found if isinstance(found, Tensor) else torch.cat([columns(piece) for piece in found], 1)
 
     def _graph(self, kind: str, loss: Callable | None, inputs: Sequence[Tensor], stacked: bool) -> Any:
+        inputs = [aligned(inputs[0]) if stacked else inputs[0], *(i.contiguous() for i in inputs[1:])]
         signature = (kind, loss, stacked, *[i.shape for i in inputs])
         compiled = self._compiled.get(signature)
         if compiled is None:
@@ -212,23 +214,31 @@ def columns(piece: Piece) -> Tensor:
 
 
 def choose_batching(objective: Objective, batch: Batch, generator_key: int = 0) -> str:
-    """The fastest batching whose rows do not depend on their neighbours, to the bit; tried on a real batch."""
+    """The fastest batching whose rows do not depend on their neighbours, to the bit; tried on a real batch.
+
+    Nor on where in memory they lie: a row alone is a copy.
+    """
     noise = random.uniform(random.node_keys(generator_key, torch.arange(batch.num_rows)), objective.dimension)
     theta = (objective.initial + (0.1 * (noise - 0.5)).to(objective.dtype)).to(objective.device)
-    found = "eager"
+    found, before = "eager", [group.x.clone() for group in batch.groups]
     for batching in ("stacked", "single"):
         objective.batching = batching
         try:
             whole = objective.grad(theta, batch)
-            alone = [objective.grad(theta[i : i + 1], batch.row(i)) for i in range(len(theta))]
+            alone = [objective.grad(theta[i : i + 1].clone(), batch.row(i)) for i in range(len(theta))]
             values = objective.loss(theta, batch)
-            values_alone = [objective.loss(theta[i : i + 1], batch.row(i)) for i in range(len(theta))]
+            values_alone = [objective.loss(theta[i : i + 1].clone(), batch.row(i)) for i in range(len(theta))]
         except (RuntimeError, NotImplementedError, TypeError, ValueError, KeyError, AssertionError):
             continue  # not traceable or not stackable: the next one down
         if torch.equal(whole, torch.cat(alone)) and torch.equal(values, torch.cat(values_alone)):
             found = batching
             break
     objective.batching = found
+    objective.grad(theta, batch)
+    if not all(torch.equal(x, group.x) for x, group in zip(before, batch.groups, strict=True)):
+        raise ValueError(
+            "the model changes its inputs in place, which others use too; let its forward make new tensors"
+        )
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+LINE = 64  # bytes of a line of the cache
 Rows = Tensor | dict[str, Tensor]  # [nodes, ...], any trailing shape and dtype
 
 
@@ -20,6 +21,19 @@ def as_dict(rows: Rows) -> dict[str, Tensor]:
 
 def map_rows(function: Callable[[Tensor], Tensor], rows: Rows) -> Rows:
     return {k: function(v) for k, v in rows.items()} if isinstance(rows, dict) else function(rows)
+
+
+def aligned_copy(rows: Tensor) -> Tensor:
+    """A copy [n, d] in which every row starts at a line of the cache."""
+    n, d = rows.shape
+    line = LINE // rows.element_size()
+    return rows.new_empty(n, -(-d // line) * line)[:, :d].copy_(rows)
+
+
+def aligned(rows: Tensor) -> Tensor:
+    """The rows, copied if need be. A product depends in its last bits, and in its speed, on where its factors start."""
+    starts = rows.data_ptr() | (rows.stride(0) * rows.element_size() if len(rows) > 1 else 0)
+    return aligned_copy(rows) if starts % LINE or rows.stride(1) != 1 else rows
 
 
 def pack(prefix: str, rows: Rows) -> dict[str, Tensor]:

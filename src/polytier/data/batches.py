@@ -32,8 +32,14 @@ class Group:
     key: Tensor | None = None
 
     def to(self, device: str) -> Group:
-        x, y, weight = (t.to(device, non_blocking=True) for t in (self.x, self.y, self.weight))
-        return Group(self.rows, x, y, weight, None if self.key is None else self.key.to(device, non_blocking=True))
+        """On an accelerator; to CUDA from pinned memory, so that nothing waits for the copy."""
+        data = [None if t is None else moved(t, device) for t in (self.x, self.y, self.weight, self.key)]
+        return Group(self.rows, *data)  # type: ignore[arg-type]
+
+
+def moved(values: Tensor, device: str) -> Tensor:
+    values = values.pin_memory() if device.startswith("cuda") else values
+    return values.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -42,12 +48,13 @@ class Batch:
     num_rows: int
 
     def row(self, i: int) -> Batch:
-        """The batch of one row alone."""
+        """The batch of one row alone, a copy."""
         for g in self.groups:
             rows = torch.arange(self.num_rows)[g.rows].tolist()
             if i in rows:
                 k = slice(rows.index(i), rows.index(i) + 1)
-                return Batch([Group(slice(None), g.x[k], g.y[k], g.weight[k], None if g.key is None else g.key[k])], 1)
+                data = [None if t is None else t[k].clone() for t in (g.x, g.y, g.weight, g.key)]
+                return Batch([Group(slice(None), *data)], 1)  # type: ignore[arg-type]
         raise IndexError(i)
 
 

@@ -37,10 +37,11 @@ def save(federation: Federation, folder: Path | str) -> None:
     for name in ("x", "y"):
         write(getattr(federation, name), folder / name)
         about[name] = [dtype_name(getattr(federation, name)), list(getattr(federation, name).shape)]
-    for name in COLUMNS:
-        values = getattr(federation, name)
-        if values is not None:
-            np.save(folder / f"{name}.npy", np.asarray(values), allow_pickle=False)
+    columns = {name: np.asarray(v) for name in COLUMNS if (v := getattr(federation, name)) is not None}
+    about["columns"] = list(columns)
+    for name, values in columns.items():
+        plain = values.astype(str) if values.dtype == object else values
+        np.save(folder / f"{name}.npy", plain, allow_pickle=False)
     for name in ("scale", "shift"):
         values = getattr(federation, name)
         about[name] = None if values is None else [dtype_name(values), values.tolist()]
@@ -53,23 +54,26 @@ def load(folder: Path | str) -> Federation:
     folder = Path(folder).expanduser().resolve()
     try:
         about = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        samples = {name: from_file(folder / name, *about[name]) for name in ("x", "y")}
-        columns = {
-            name: np.load(folder / f"{name}.npy", allow_pickle=False)
-            for name in COLUMNS
-            if (folder / f"{name}.npy").exists()
+        x, y = (from_file(folder / name, *about[name]) for name in ("x", "y"))
+        columns: dict[str, Any] = {
+            name: np.load(folder / f"{name}.npy", allow_pickle=False) for name in about["columns"]
         }
-        scaling = {
+        scaling: dict[str, Any] = {
             name: None if about[name] is None else torch.tensor(about[name][1], dtype=getattr(torch, about[name][0]))
             for name in ("scale", "shift")
         }
         bounds = torch.from_numpy(columns.pop("bounds"))
-        found = Federation(bounds=bounds, num_classes=about["num_classes"], **samples, **columns, **scaling)
-        if len(found.bounds) != len(found.ids) or int(found.bounds.max()) > min(len(found.x), len(found.y)):
+        found = Federation(x, y, bounds, num_classes=about["num_classes"], **columns, **scaling)
+        sizes = {len(found.ids), *(len(values) for values in columns.values())}
+        if not len(found) or bounds.shape != (len(found), 4) or sizes != {len(found)} or not fits(bounds, x, y):
             raise ValueError("its files do not belong together")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{folder} is no federation ({error}); write one by `polytier data pack`") from None
     return found
+
+
+def fits(bounds: Tensor, x: Tensor, y: Tensor) -> bool:
+    return bool(bounds.min() >= 0) and bool(bounds.diff(dim=1).min() >= 0) and int(bounds.max()) <= min(len(x), len(y))
 
 
 # -- tensors in files ---------------------------------------------------------------------------------
@@ -88,7 +92,7 @@ def from_file(path: Path, dtype: str, shape: list[int]) -> Tensor:
         raise ValueError(f"{path.name} has {os.path.getsize(path)} bytes, not {numel * kind.itemsize}")
     made = torch.from_file(str(path), shared=False, size=numel, dtype=kind) if numel else torch.zeros(0, dtype=kind)
     values = made.reshape(shape)
-    values.file = path  # type: ignore[attr-defined]  # for `as_file`; a tensor made from this one has none
+    values.file = path, values._version  # type: ignore[attr-defined]  # for `as_file`; what is made of it has none
     return values
 
 
@@ -98,7 +102,8 @@ def dtype_name(values: Tensor) -> str:
 
 def as_file(values: Tensor, path: Path) -> tuple[Path, str, list[int]]:
     """For `from_file`: the file that these numbers are mapped from, or `path`, which gets them."""
-    place = getattr(values, "file", None)
-    if place is None:
+    place, version = getattr(values, "file", (path, None))
+    if values._version != version:  # none yet, or changed since
+        place = path
         write(values, path)
-    return place or path, dtype_name(values), list(values.shape)
+    return place, dtype_name(values), list(values.shape)

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -68,7 +68,8 @@ class Workers:
                 while following and idle and following[0] <= number + 2 * self.number:
                     channel = idle.pop()
                     channel.send(following[1])
-                    busy[channel.pipe], following = (following[0], channel), next(ahead, None)
+                    busy[channel.pipe] = following[0], channel
+                    following = next(ahead, None)
                 if number in found:
                     yield found.pop(number)
                     number += 1
@@ -77,12 +78,12 @@ class Workers:
                     place, channel = busy.pop(pipe)
                     found[place] = received(channel)
                     idle.append(channel)
-        except (EOFError, OSError):
+        except WorkerLost:
             self._stop(kill=True)
-            raise WorkerLost from None
+            raise
         finally:  # whoever asked may have given up: what is under way belongs to nobody
             for _, channel in busy.values():
-                with suppress(EOFError, OSError):
+                with suppress(WorkerLost):
                     channel.receive()
 
     def close(self) -> None:
@@ -123,11 +124,21 @@ class Channel:
         stream = io.BytesIO()
         Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(message)
         sizes = self._sent.write([b.raw() for b in buffers])
-        self.pipe.send_bytes(pickle.dumps((sizes, stream.getvalue())))
+        with self._other_side():
+            self.pipe.send_bytes(pickle.dumps((sizes, stream.getvalue())))
 
     def receive(self) -> Any:
-        sizes, message = pickle.loads(self.pipe.recv_bytes())
+        with self._other_side():
+            head = self.pipe.recv_bytes()
+        sizes, message = pickle.loads(head)
         return pickle.loads(message, buffers=self._received.read(sizes))
+
+    @contextmanager
+    def _other_side(self) -> Iterator[None]:
+        try:
+            yield
+        except (EOFError, OSError):
+            raise WorkerLost from None
 
 
 class Area:
@@ -139,7 +150,7 @@ class Area:
     def write(self, buffers: list[memoryview]) -> list[int]:
         sizes = [len(b) for b in buffers]
         place, area = 0, self._mapped(sum(sizes), grow=True)
-        for buffer, size in zip(buffers, sizes, strict=True):
+        for buffer, size in zip(buffers, sizes, strict=True) if any(sizes) else ():
             area[place : place + size] = buffer
             place += size
         return sizes
@@ -153,7 +164,9 @@ class Area:
     def _mapped(self, size: int, grow: bool = False) -> memoryview:
         if size and (self.map is None or len(self.map) < size):
             with self.path.open("r+b" if self.path.exists() else "w+b") as file:
-                if grow:
+                if grow and hasattr(os, "posix_fallocate"):  # a mapped page without room on the disk would end us
+                    os.posix_fallocate(file.fileno(), 0, size)
+                elif grow:
                     file.truncate(max(size, os.fstat(file.fileno()).st_size))
                 self.map = memoryview(mmap.mmap(file.fileno(), 0))
         return self.map if self.map is not None else memoryview(b"")
@@ -190,8 +203,8 @@ def serve(pipe: Connection, number: int, world: World, shared: list[dict[str, An
     while True:
         try:
             call = channel.receive()
-        except (EOFError, OSError):
-            return
+        except WorkerLost:
+            return  # the parent has closed its end
         try:
             answer = compute(world, call), None, ""
         except Exception as error:
