@@ -92,12 +92,12 @@ def draw(found: dict[str, list[tuple[float, float]]], path: Path) -> None:
         axis.set_ylabel("µs a client and round" if "CoBo" in what else "µs a device step")
         if what != "tiers":
             axis.set_xscale("log")
-        axis.set_xticks(x, [f"{v:,.0f}" if v < 1e5 else f"{v:.0e}" for v in x], rotation=30)
+        axis.set_xticks(x, [f"{v:,}" if v < 1e4 else f"{v / 1000:,.0f}k" for v in x], rotation=30)
         axis.minorticks_off()
         if what == "parameters":
             axis.set_yscale("log")
         else:
-            axis.set_ylim(bottom=0)
+            axis.set_ylim(0, 1.1e6 * max(seconds))
         axis.grid(alpha=0.3)
     figure.savefig(path, dpi=130)
 

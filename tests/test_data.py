@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.datasets import load_digits
 
 from polytier.data import sources
 from polytier.data.build import bind, build_federation, own_arguments, spec
@@ -373,6 +374,9 @@ def test_digits():
     assert source.x.shape == (1797, 1, 8, 8)
     assert source.x.dtype == np.float32
     assert (source.x.min(), source.x.max()) == (0, 1)
+    bundled = load_digits()
+    assert np.array_equal(source.x[:, 0], (bundled.images / 16).astype(np.float32))
+    assert np.array_equal(source.y, bundled.target)
 
 
 # ---------------------------------------------------------------- the user's own data
