@@ -374,9 +374,9 @@ def test_digits():
     assert source.x.shape == (1797, 1, 8, 8)
     assert source.x.dtype == np.float32
     assert (source.x.min(), source.x.max()) == (0, 1)
-    bundled = load_digits()
-    assert np.array_equal(source.x[:, 0], (bundled.images / 16).astype(np.float32))
-    assert np.array_equal(source.y, bundled.target)
+    x, y = load_digits(return_X_y=True)
+    assert np.array_equal(source.x.reshape(-1, 64), (np.asarray(x) / 16).astype(np.float32))
+    assert np.array_equal(source.y, np.asarray(y))
 
 
 # ---------------------------------------------------------------- the user's own data
