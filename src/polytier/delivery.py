@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from polytier.data.mapped import dtype_name
 from polytier.data.own import own_column
 from polytier.data.sources import reading
-from polytier.folder import about_inputs, atomic, dtype_name, write_tensors
+from polytier.folder import about_inputs, atomic, write_tensors
 from polytier.run import Run, Scaled
 
 CHUNK = 512  # samples that are put through the model at once

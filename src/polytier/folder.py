@@ -32,6 +32,7 @@ from polytier.algorithm import Algorithm
 from polytier.algorithms import ALGORITHMS
 from polytier.config import PYTHON, fields_of, to_toml
 from polytier.data.federation import SPLITS, Federation
+from polytier.data.mapped import dtype_name
 from polytier.ledger import add_up
 from polytier.rows import pack
 from polytier.run import Run
@@ -319,7 +320,3 @@ def about_inputs(federation: Federation) -> dict[str, Any]:
     }
     shape = list(federation.x.shape[1:])
     return {"shape": shape, "dtype": dtype_name(federation.x), "classes": federation.num_classes, **scaling}
-
-
-def dtype_name(values: Tensor) -> str:
-    return str(values.dtype).removeprefix("torch.")
