@@ -103,7 +103,7 @@ def is_remembered(name: str) -> bool:
 
 
 def untouched(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros that take no memory until they are written: of a large population few may ever take part."""
+    """Zeros whose pages take no memory until they are written: of a large population few may ever take part."""
     return torch.from_numpy(np.zeros(shape, torch.empty(0, dtype=dtype).numpy().dtype))
 
 
