@@ -337,6 +337,28 @@ def test_workers_change_no_bit(finished, tmp_path):
     assert_same_bits(finished, tmp_path / "workers")
 
 
+@pytest.mark.parametrize(
+    ("model", "advice"), [("mclr", "polytier data pack"), ("dnn:1000", "lower --tile or --workers")]
+)
+def test_more_memory_than_there_is_is_refused(monkeypatch, tmp_path, model, advice):
+    monkeypatch.setattr("polytier.estimate.physical_memory", lambda: 100_000)
+    said = call("run", *SMALL, "--model", model, "--out", tmp_path / "run", code=2).stderr
+    assert "there are 100 kB" in said
+    assert advice in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_memory_that_runs_out_on_the_way(monkeypatch, tmp_path):
+    def refuse(self):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+
+    monkeypatch.setattr("polytier.training.Training.step", refuse)
+    said = call("run", *SMALL, *QUICK, "--out", tmp_path / "run", code=3).stderr
+    assert f"polytier resume {tmp_path / 'run'} --tile 4 --workers 1" in said
+    monkeypatch.undo()
+    call("resume", tmp_path / "run", "--tile", 4, "--workers", 1, "--quiet")
+
+
 GROWING = ("--l2", 1, "--set", "device_lr=11", "--set", "device_steps=8")  # by (1 - 11)^8 a round
 
 
