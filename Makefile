@@ -4,6 +4,10 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
+# Chromium, for the tests that open a report: installed where root may; else they are skipped, and say so
+BROWSER := command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
+	&& DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || true
+
 .PHONY: run test format clean
 
 run: $(VENV)/.run
@@ -23,6 +27,7 @@ $(VENV)/.run: pyproject.toml constraints.txt
 $(VENV)/.test: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --editable ".[test]"
+	$(BROWSER)
 	touch $@
 
 format: $(VENV)/.test
