@@ -40,7 +40,7 @@ def by_round(model: str, split: str = "test", metric: str = "accuracy") -> Calla
     return read
 
 
-def last(read: Callable[[Sequence[Path]], Points], folders: Sequence[Sequence[Path]]) -> list[float]:
-    """The last point of a curve for each seed; `folders` are the seeds' folders of one run."""
+def last(read: Callable[[Sequence[Path]], Points], folders: Sequence[Path]) -> list[float]:
+    """The last point of a curve for each seed; `folders` are those of one run."""
     values = (read([folder])[1] for folder in folders)
     return [float(v[-1]) for v in values if len(v) and v[-1] is not None]
