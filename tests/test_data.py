@@ -24,7 +24,7 @@ from polytier.data.federation import Federation
 from polytier.data.own import from_huggingface, load_npz
 from polytier.data.partition import PARTITIONS, apportion
 from polytier.data.sources import SOURCES, Source
-from polytier.data.synthetic import quadratics, synthetic
+from polytier.data.synthetic import quadratic_clusters, quadratics, synthetic, tridiagonal
 from polytier.data.teams import FORMATIONS
 
 RNG = np.random.default_rng(7)
@@ -1075,3 +1075,41 @@ def test_bad_input(given, reason):
 def test_a_source_needs_rows_of_one_number():
     with pytest.raises(ValueError, match="y needs one row a sample; got 2 for 3"):
         Source(np.zeros((3, 1)), np.zeros(2, int), 1)
+
+
+# -- problems with a known optimum, by name -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "made", "devices"),
+    [
+        ("quadratics:dimension=3,mu=0.5", lambda: quadratics(6, 3, 5, mu=0.5), 6),
+        ("tridiagonal", lambda: tridiagonal(6), 6),
+        ("tridiagonal", tridiagonal, None),
+        ("quadratic-clusters:num_clusters=2,dimension=4", lambda: quadratic_clusters(6, 2, 4, 5), 6),
+    ],
+)
+def test_quadratics_by_name_are_those_made_in_python(name, made, devices):
+    ours, theirs = build_federation(name, devices=devices, teams=2, seed=5), made()
+    np.testing.assert_allclose(ours.x.numpy(), theirs.x.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(ours.y.numpy(), theirs.y.numpy(), rtol=1e-6)
+    assert (ours.samples == 1).all()
+    assert len(np.unique(ours.team)) == 2
+    assert (ours.cluster is None) == (theirs.cluster is None)
+
+
+@pytest.mark.parametrize("chosen", [{"per_class": (20, 5)}, {"data": "own"}])
+def test_validation_comes_from_training_where_the_data_name_test_samples(chosen, tmp_path):
+    if chosen.get("data") == "own":
+        rng = np.random.default_rng(3)
+        split = np.tile([0, 0, 0, 0, 2], 40)
+        np.savez(tmp_path / "own.npz", x=rng.random((200, 4)), y=split // 2, device=np.arange(200) // 50, split=split)
+        chosen = {"data": tmp_path / "own.npz"}
+    before, after = (build_federation(**chosen, split=split) for split in ((3, 0, 1), (4, 1, 0)))
+    spans = [np.diff(each.bounds.numpy(), axis=1) for each in (before, after)]
+    assert (spans[0][:, 1] == 0).all()
+    assert (spans[1][:, 1] > 0).all()
+    np.testing.assert_array_equal(spans[1][:, 1], spans[0][:, 0] // 5)
+    np.testing.assert_array_equal(spans[1][:, :2].sum(1), spans[0][:, 0])
+    for device in range(len(before)):  # the test samples stay
+        assert torch.equal(before.device(device, "test")[0], after.device(device, "test")[0])

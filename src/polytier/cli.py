@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -243,8 +244,9 @@ def announce(training: Training, config: Config) -> None:
     teams = "".join(f" in {topology.size(t)} teams" for t in range(topology.leaf - 1, 0, -1))
     who = f"{name}: {topology.size(topology.leaf)} devices{teams}"
     memory = f"about {size(memory_bytes(training))} of data and models"
-    sizes = " and ".join(f"{part.objective.dimension:,}" for part in training.world.parts)
-    what = f"{sizes} parameters, {memory}"
+    sizes = Counter(f"{part.objective.dimension:,}" for part in training.world.parts)
+    models = " and ".join(f"{count} x {each}" if count > 1 else each for each, count in sizes.items())
+    what = f"{models} parameters, {memory}"
     workers: int = training.world.engine.workers  # type: ignore[attr-defined]
     seconds, left = seconds_a_round(training, workers), config.rounds - training.round
     took = "" if seconds is None else f", {duration(seconds)} a round, {duration(seconds * left)} in all"

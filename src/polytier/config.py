@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("polytier")
 PYTHON = "python"  # stands for data or a model that were given in Python and have no name
-MADE_HERE = ("digits", "synthetic")  # data that need no files
 
 
 class Config(BaseModel):
@@ -267,7 +266,7 @@ def make_federation(config: Config) -> tuple[Federation, Config]:
 
     from polytier.data.build import build_federation, is_npz, load
     from polytier.data.mapped import is_stored
-    from polytier.data.sources import default_dir
+    from polytier.data.sources import MADE, default_dir
 
     own_file, teams = is_npz(config.data) or is_stored(config.data), read_teams(config.teams)
     split: Any = read_numbers("split", config.split, float, 3, "3:0:1")
@@ -275,11 +274,11 @@ def make_federation(config: Config) -> tuple[Federation, Config]:
     if config.per_class is not None:
         per_class = read_numbers("per_class", config.per_class, int, 2, "20:5")
     directory = None if config.data_dir is None else Path(config.data_dir).expanduser().resolve()
-    if directory is None and not own_file and config.data.split(":")[0] not in MADE_HERE:
+    if directory is None and not own_file and config.data.split(":")[0] not in ("digits", *MADE):
         directory = default_dir().resolve()
     source: Any = Path(config.data).expanduser().resolve()
     if not own_file:
-        source = load(config.data, directory, config.devices or 40, config.seed)
+        source = load(config.data, directory, config.devices, config.seed)
     federation = build_federation(
         source, directory, config.devices, teams, config.partition, per_class, config.team_formation, split,
         config.standardize, config.seed,

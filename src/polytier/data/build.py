@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from polytier.data.federation import Federation, one_a_device
+from polytier.data.federation import Federation, one_a_device, split_by_shares, split_numbers
 from polytier.data.mapped import is_stored
 from polytier.data.own import load_npz
 from polytier.data.partition import PARTITIONS, Assignment, column
-from polytier.data.sources import SOURCES, Source, synthetic_devices
+from polytier.data.sources import MADE, SOURCES, Source
 from polytier.data.teams import FORMATIONS, learned
 
 FORM, SHARE = 0xB1, 0xB2  # what a stage's random numbers are for
@@ -116,7 +116,8 @@ def build_federation(
 
     None means not given: 40 devices, 4 teams and labels:2 where the data name no devices or teams themselves.
     Data that do (an .npz, LEAF, synthetic) keep their devices unless a partition is given; fewer `devices`
-    than the data name are drawn from them. `teams` (2, 4) is two tiers from the top: the first 4 of the 8
+    than the data name are drawn from them. Data that name their test samples too keep these; `split` then says how
+    much of training is held out for validation. `teams` (2, 4) is two tiers from the top: the first 4 of the 8
     innermost teams belong to the first top team; 0 is none. Learned teams replace those that the data name. Data,
     formation and partition are written `name:arg,key=value`.
     """
@@ -132,7 +133,7 @@ def build_federation(
         return federation.standardized() if standardize else federation
     if is_npz(data) and (devices, partition, per_class) != (None, None, None):
         raise ValueError(f"{data} names its own devices; leave out devices, partition and per_class")
-    source = load(data, data_dir, number, seed)
+    source = load(data, data_dir, devices, seed)
     rng = np.random.default_rng([seed, SHARE])
     if source.device is not None and per_class is None and partition in (None, "column"):
         number = len(np.unique(source.device)) if devices is None else devices
@@ -152,6 +153,8 @@ def build_federation(
         assignment = share_out(source, number, partition, per_class, allowed, rng)
         part = assignment.split
         cluster = None if assignment.cluster is None else assignment.cluster[assignment.device]
+    if part is not None:
+        part = hold_out(split_numbers(part, len(part)), assignment.device, split, seed)
     federation = Federation.from_arrays(
         source.x[assignment.index],
         source.y[assignment.index] if assignment.y is None else assignment.y,
@@ -166,18 +169,28 @@ def build_federation(
     return federation.standardized() if standardize else federation
 
 
+def hold_out(part: np.ndarray, owner: np.ndarray, shares: tuple[float, float, float], seed: int) -> np.ndarray:
+    """Data that name their training and test samples: validation samples are taken from training, as `shares` say."""
+    if shares[1] <= 0 or (part == 1).any():
+        return part
+    part, train = part.copy(), np.flatnonzero(part == 0)
+    of = np.unique(owner[train], return_inverse=True)[1]
+    part[train] = split_by_shares(of, (shares[0], shares[1], 0), seed)
+    return part
+
+
 def is_npz(data: str | Path | Source) -> bool:
     return not isinstance(data, Source) and str(data).lower().endswith(".npz")
 
 
-def load(data: str | Path | Source, data_dir: Path | str | None, devices: int, seed: int) -> Source:
+def load(data: str | Path | Source, data_dir: Path | str | None, devices: int | None, seed: int) -> Source:
     if isinstance(data, Source):
         return data
     if is_npz(data):
         return load_npz(data)
-    _, function, own = bind(str(data), SOURCES, "data set or .npz file")
-    made = (devices, seed) if function is synthetic_devices else ()
-    return function(None if data_dir is None else Path(data_dir), *made, **own)
+    name, function, own = bind(str(data), SOURCES, "data set or .npz file")
+    made = {"seed": seed} if devices is None else {"seed": seed, "num_devices": devices}
+    return function(None if data_dir is None else Path(data_dir), **(made if name in MADE else {}), **own)
 
 
 def given_teams(source: Source, names: np.ndarray) -> np.ndarray | None:

@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from polytier.data.synthetic import synthetic
+from polytier.data.federation import Federation
+from polytier.data.synthetic import quadratic_clusters, quadratics, synthetic, tridiagonal
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,46 @@ def synthetic_devices(
     """synthetic(alpha, beta) of FedProx, made on the spot; smaller devices than the papers', to run fast."""
     x, y, device = synthetic(num_devices, alpha, beta, num_features, num_classes, seed, min_samples, max_samples, iid)
     return Source(x, y, num_classes, device)
+
+
+def quadratic_devices(
+    data_dir: Path | None = None,
+    num_devices: int = 40,
+    seed: int = 0,
+    *,
+    dimension: int = 10,
+    mu: float = 0.1,
+    smoothness: float = 1.0,
+    spread: float = 1.0,
+) -> Source:
+    """A strongly convex quadratic a device, made on the spot, for the model quadratic: its optimum is known."""
+    return one_sample_each(quadratics(num_devices, dimension, seed, mu, smoothness, spread))
+
+
+def tridiagonal_devices(
+    data_dir: Path | None = None, num_devices: int = 24, seed: int = 0, *, p: int = 4, mu: float = 2e-4
+) -> Source:
+    """The strongly convex problem of MFA's paper, made on the spot, for the model quadratic."""
+    return one_sample_each(tridiagonal(num_devices, p, mu))
+
+
+def clustered_quadratics(
+    data_dir: Path | None = None,
+    num_devices: int = 40,
+    seed: int = 0,
+    *,
+    num_clusters: int = 4,
+    dimension: int = 10,
+    spread: float = 1.0,
+) -> Source:
+    """Quadratics in clusters (CoBo, Example 2), made on the spot, for the model quadratic."""
+    return one_sample_each(quadratic_clusters(num_devices, num_clusters, dimension, seed, spread))
+
+
+def one_sample_each(data: Federation) -> Source:
+    """Devices whose only sample is their problem: to train on."""
+    split = np.zeros(len(data), dtype=np.int64)
+    return Source(data.x.numpy(), data.y.numpy(), None, data.ids, split=split, cluster=data.cluster)
 
 
 def read_idx(path: Path, dims: int) -> np.ndarray:
@@ -373,9 +414,16 @@ def read_leaf(path: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
                 yield str(user), x.astype(np.float32), in_range(y, int(max(y.max(), 0)) + 1)
 
 
+# made for a number of devices and a seed
+MADE: dict[str, Callable[..., Source]] = {
+    "synthetic": synthetic_devices,
+    "quadratics": quadratic_devices,
+    "tridiagonal": tridiagonal_devices,
+    "quadratic-clusters": clustered_quadratics,
+}
 SOURCES: dict[str, Callable[..., Source]] = {
     "digits": digits,
-    "synthetic": synthetic_devices,
+    **MADE,
     "mnist": mnist,
     "fashion-mnist": fashion_mnist,
     "emnist-digits": emnist_digits,
