@@ -30,6 +30,7 @@ NOT_APPLICABLE, DIVERGED, FAILED = "not applicable", "diverged", "failed"
 LOCAL = "local"
 JUDGES = ("personal", "global", "team")  # the first one that a method has speaks for it
 OTHERS = ("bytes_until", "better_than_local", "gradients", "rand_index", "seconds")
+MANY = 20  # methods, of which those that wait or are done are not shown while others run
 LEVEL = 0.05  # a paired test with a p-value above it is a tie
 
 Record = dict[str, Any]
@@ -226,13 +227,16 @@ def print_comparison(
 
 
 def progress_table(out: Path, runs: Sequence[Mapping[str, Any]]) -> Table:
-    """How far each run has come: a row a method, a column a seed."""
+    """How far each run has come: a row a method, a column a seed; of many methods those that run now."""
     seeds = list(dict.fromkeys(run["seed"] for run in runs))
     rows: dict[str, list[str]] = {run["method"]: [run["method"]] for run in runs}
     for seed in seeds:
         for run in runs:
             if run["seed"] == seed:
                 rows[run["method"]].append(progress(out / run["folder"], run["state"], run["rounds"]))
+    if len(rows) > MANY:
+        busy = {run["method"] for run in runs if run["state"] == RUNNING}
+        rows = {method: cells for method, cells in rows.items() if method in busy}
     return table(["method", *(f"seed {seed}" for seed in seeds)], rows.values())
 
 
