@@ -268,6 +268,7 @@ def report(folder: Path, quiet: bool, as_json: bool) -> None:
 app.command()(studies.gain)
 app.command(context_settings=studies.REST)(studies.compare)
 app.command(context_settings=studies.REST)(studies.tune)
+app.command()(studies.reproduce)
 app.command()(studies.bench)
 
 
@@ -297,7 +298,7 @@ def show(
 
 @app.command(name="list")
 def list_(
-    kind: Annotated[str, typer.Argument(metavar="algorithms|data|models|partitions|teams")],
+    kind: Annotated[str, typer.Argument(metavar="algorithms|data|models|partitions|teams|papers")],
     name: Annotated[str | None, typer.Argument(help="Tell all about this one.")] = None,
 ) -> None:
     """What there is to choose from; with a name, its fields or arguments."""
