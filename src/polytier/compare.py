@@ -29,7 +29,7 @@ from polytier.defaults import settings
 from polytier.report import comparison
 from polytier.report.comparison import DONE, FILE, INTERRUPTED, NOT_APPLICABLE, WAITING
 from polytier.tasks import Task, check_same, run_tasks
-from polytier.terminal import FAULT, fail, log, say, wide_console
+from polytier.terminal import FAULT, fail, say, silence, wide_console
 from polytier.terminal import INTERRUPTED as EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
@@ -191,15 +191,13 @@ def check(tasks: Sequence[Task], out: Path) -> None:
     check_same(tasks)
     if any(task.state == DONE for task in tasks):
         return  # what all share is right
-    faults, log.disabled = [], True  # the runs themselves will say what there is to say
-    try:
+    faults = []
+    with silence():  # the runs themselves will say what there is to say
         for task in (t for t in tasks if t.state == WAITING and t.config.seed == tasks[0].config.seed):
             try:
                 prepare(task.config)[0].close()
                 return
             except ValueError as error:
                 faults.append(error)
-    finally:
-        log.disabled = False
     if faults:
         raise faults[0]  # no method can start

@@ -21,7 +21,7 @@ from polytier.report.blocks import Cell, Panels, Section, Table, Text
 from polytier.report.comparison import DONE, INTERRUPTED, NOT_APPLICABLE, WAITING
 from polytier.report.tables import duration, line, table
 from polytier.tasks import Task, check_same, run_tasks
-from polytier.terminal import FAULT, fail, log, say, wide_console
+from polytier.terminal import FAULT, fail, say, silence, wide_console
 from polytier.terminal import INTERRUPTED as EXIT_INTERRUPTED
 
 FILE = "reproduction.json"
@@ -104,10 +104,10 @@ def no_data(config: Config, known: dict[str, str]) -> str:
 
 def print_plan(runs: Mapping[str, Run], tasks: Sequence[Task]) -> None:
     """Every run with its settings, data, device steps and hours on this machine."""
-    log.disabled = True  # the runs themselves will say what there is to say
     total, timed, rows = 0.0, {}, []
     for task in (t for t in tasks if t.config.seed == 0):
-        run, (steps, seconds) = runs[task.method], cost(task, timed)
+        with silence():  # the runs themselves will say what there is to say
+            run, (steps, seconds) = runs[task.method], cost(task, timed)
         total += run.seeds * (seconds or 0)
         settings = {k: v for k, v in run.settings.items() if k not in ("data", "model", "set")}
         told = " ".join(f"{k}={v}" for k, v in (settings | dict(run.settings.get("set", {}))).items())
@@ -119,9 +119,7 @@ def print_plan(runs: Mapping[str, Run], tasks: Sequence[Task]) -> None:
     wide_console().print(table(("run", "seeds", "data", "model", "settings", "steps", "time a seed"), rows))
     for reason in dict.fromkeys(task.reason for task in tasks if task.reason):
         say(reason)
-    line(
-        wide_console(), f"{len(tasks)} runs, about {duration(total)} ({total / 3600:.1f} hours) of one core in training"
-    )
+    line(wide_console(), f"{len(tasks)} runs, about {total / 3600:.1f} hours of training on one core")
 
 
 def cost(task: Task, timed: dict[Any, float]) -> tuple[float | None, float | None]:
