@@ -80,7 +80,7 @@ def strip(found: Mapping[Variant, Mapping[int, Mapping[str, float]]], local: Var
     text += "Shares of those who gain and lose are of all devices and seeds."
     return Heat(
         "Who gains and who loses against Local", [v.name for v in rows], columns, values, ends=ends, unit="% points",
-        x="devices, from those that do badly alone to those that do well", diverging=True, note=text,
+        x="devices, those worst off alone first", diverging=True, note=text,
     )  # fmt: skip
 
 
@@ -164,7 +164,7 @@ def collaboration(study: Study) -> Iterator[Matrices]:
 # -- data ---------------------------------------------------------------------------------------------
 
 
-def labels(study: Study) -> Iterator[Heat | Table]:
+def labels(study: Study) -> Iterator[Heat | Text]:
     """Who holds which labels, from the first finished run; of several models, one by one."""
     run = next((variant.runs[0] for variant in study.finished), None)
     devices = {} if run is None else run.devices
@@ -172,9 +172,8 @@ def labels(study: Study) -> Iterator[Heat | Table]:
     for prefix in prefixes:
         what = f" of {prefix.removesuffix('_')}" if prefix else ""
         held = np.array(devices[f"{prefix}samples"], dtype=float)
-        spread = [f"{value:,.0f}" for value in (held.sum(), held.min(), np.median(held), held.max())]
-        columns = ["devices", "in all", "least", "median", "most"]
-        yield Table(f"Samples of a device{what}", columns, [[f"{len(held):,}", *spread]])
+        least, middle, most = (f"{value:,.0f}" for value in (held.min(), np.median(held), held.max()))
+        yield Text(f"{len(held):,} devices hold {held.sum():,.0f} samples{what}: {least} to {most}, the median is {middle}.")
         names = [name for name in devices if name.startswith(f"{prefix}label_")]
         if names:
             counts = np.array([devices[name] for name in names], dtype=float).T  # [devices, labels]
@@ -210,7 +209,7 @@ def shares(
         note = f"Share of a team's samples, all splits, seed {run.seed}."
         yield Heat(
             f"Labels by team{what}", [f"label {row}" for row in rows], names, percent(sums),
-            names if len(names) <= CELLS else (), x="teams", unit="% of samples", note=note,
+            x="teams", unit="% of samples", note=note,
         )  # fmt: skip
 
 

@@ -101,7 +101,7 @@ def summary_table(study: Study, until: float = UNTIL) -> Table:
         row["better than Local"] = cell(m["better_than_local"], "accuracy")
         row["traffic"] = cell(traffic[m["method"]], "bytes")
         reached = m["bytes_until"]
-        row[f"bytes until {100 * until:g} %"] = Cell(comparison.until_text(m), reached and reached["mean"])
+        row[f"bytes until {100 * until:g} %"] = Cell(comparison.until_text(m).replace(" ± 0 B", ""), reached and reached["mean"])
         row["groups found"] = cell(m["rand_index"], "index")
         row["training"] = cell(m["seconds"], "seconds")
         seeds = [record["seed"] for record in records if record["method"] == m["method"]]
