@@ -24,11 +24,10 @@ from polytier.config import to_toml
 from polytier.report.page import render
 from polytier.report.study import page_of
 
-METHODS = {  # the models that each has, and whether it learns whom to listen to
-    "permfl": ("personal", "team", "global"), "pfedmt": ("personal", "team", "global"),
-    "sfedhp": ("personal", "team", "global"), "hier-fedavg": ("team", "global"), "al2gd": ("personal", "team", "global"),
-    "pfedme": ("personal", "global"), "ditto": ("personal", "global"), "cobo": ("personal",), "fedavg": ("global",),
-    "local": ("personal",),
+ALL = ("personal", "team", "global")
+METHODS = {  # the models that each has
+    "permfl": ALL, "pfedmt": ALL, "sfedhp": ALL, "al2gd": ALL, "hier-fedavg": ALL[1:], "pfedme": ("personal", "global"),
+    "ditto": ("personal", "global"), "cobo": ("personal",), "fedavg": ("global",), "local": ("personal",),
 }  # fmt: skip
 TEAMS, LABELS = 50, 10
 BROWSER = (
@@ -57,7 +56,7 @@ def make_run(folder: Path, method: str, place: int, seed: int, rounds: int, devi
     best = 0.97 - 0.03 * place + 0.01 * rng.standard_normal()
     ids, team = list(range(devices)), np.arange(devices) % TEAMS
     links = {"server-device": devices} if flat else {"server-team": TEAMS, "team-device": 10 * devices}
-    nbytes = {link: {way: 31400 * nodes * (method != "local") for way in ("down", "up")} for link, nodes in links.items()}
+    nbytes = {link: dict.fromkeys(("down", "up"), 31400 * nodes * (method != "local")) for link, nodes in links.items()}
     lines = []
     for number in range(1, rounds + 1):
         record: dict[str, Any] = {"round": number}
@@ -78,7 +77,9 @@ def make_run(folder: Path, method: str, place: int, seed: int, rounds: int, devi
     with (folder / "devices.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         labels = [f"label_{k}" for k in range(LABELS)]
-        writer.writerow(["id", "team", "samples", "train", "validation", "test", *labels, *(f"{k}_accuracy" for k in kinds)])
+        writer.writerow(
+            ["id", "team", "samples", "train", "validation", "test", *labels, *(f"{k}_accuracy" for k in kinds)]
+        )
         scores = np.clip(best + 0.1 * rng.standard_normal((devices, len(kinds))), 0, 1).tolist()
         for row, total in enumerate(counts.sum(1).tolist()):
             writer.writerow([row, team[row], total, total, 0, total // 4, *counts[row], *scores[row]])
@@ -95,7 +96,9 @@ def make_run(folder: Path, method: str, place: int, seed: int, rounds: int, devi
         pairs = rng.integers(devices, size=(4 * devices, 2))
         pairs = np.unique(pairs[pairs[:, 0] != pairs[:, 1]], axis=0)
         base = np.full(devices, 0.1)
-        frames = {r: Collaboration(np.arange(devices), base, pairs, rng.random(len(pairs))) for r in (1, 2, 4, 8, 64, 500)}
+        frames = {
+            r: Collaboration(np.arange(devices), base, pairs, rng.random(len(pairs))) for r in (1, 2, 4, 8, 64, 500)
+        }
         save(folder / FILE, frames, team)
 
 

@@ -189,10 +189,10 @@ function lines(host, chart, { hidden, range, height = 320, named = true, title =
   const left = xs[0] ?? 0, right = xs[xs.length - 1] ?? 1;
   const yTicks = (log ? logTicks : ticks)(low, high, height / 55);
   const direct = named && width >= 620 && shown.length > 1 && shown.length <= 14;
-  const longest = Math.max(0, ...shown.map((series) => Math.min(26, series.name.length)));
+  const longest = Math.max(0, ...shown.map((series) => Math.min(22, series.name.length)));
   const room = {
     left: Math.max(...yTicks.map((tick) => figure(tick).length), 1) * 6.6 + 14, top: 24, bottom: 38,
-    right: direct ? longest * 6.3 + 20 : 16,
+    right: direct ? longest * 7 + 16 : 16,
   };
   const xAt = scale(left, right > left ? right : left + 1, room.left, width - room.right, bytes);
   const yAt = scale(low, high, height - room.bottom, room.top, log);
@@ -259,7 +259,7 @@ function endNames(ends, xAt, yAt, top, bottom) {
     for (const place of places) place.at = Math.max(top, Math.min(bottom, place.at));
   }
   return places.map(({ series, left, at }) => text(left, at + 4,
-    series.name.length > 26 ? `${series.name.slice(0, 25)}…` : series.name,
+    series.name.length > 22 ? `${series.name.slice(0, 21)}…` : series.name,
     { class: "direct", style: `fill: ${look(series.like || series.name).colour}` }));
 }
 

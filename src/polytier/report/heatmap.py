@@ -29,7 +29,9 @@ def matrices(source: Path | str, frames: int, shown: int) -> Matrices:
         index = 0.0 if true is None else round(snapshots[r].match(true)["adjusted_rand_index"], 2) + 0.0  # no -0.00
         score = "" if true is None else f", ARI {index:.2f}"
         found.append((f"round {r}{score}", means(snapshots[r], block, number)))
-    many = f", {len(order) / number:.0f} x {len(order) / number:.0f} in a cell (their mean)" if number < len(order) else ""
+    many = (
+        f", {len(order) / number:.0f} x {len(order) / number:.0f} in a cell (their mean)" if number < len(order) else ""
+    )
     how = (
         "Sorted by the groups found last."
         if true is None

@@ -140,13 +140,14 @@ function build() {
     return node;
   });
   main.replaceChildren(...made.filter((node) => node));
+  const parts = links.filter(([, , kind]) => kind === "Heading"), shown = parts.length > 1 ? parts : links;
   const button = el("button", { type: "button", class: "theme", id: "theme", on: { click: () => {
     setTheme(root.dataset.theme === "dark" ? "light" : "dark");
     try { localStorage.setItem(THEME, root.dataset.theme); } catch { /* not remembered */ }
   } } });
   document.getElementById("top").replaceChildren(
     el("div", { class: "head" }, el("div", {}, el("h1", {}, page.title), page.subtitle && el("p", {}, page.subtitle)), button),
-    links.length > 1 ? el("nav", { "aria-label": "Parts of this page" }, links.map(([id, name, kind]) => el("a", { href: `#${id}`, class: kind }, name))) : "");
+    shown.length > 1 ? el("nav", { "aria-label": "Parts of this page" }, shown.map(([id, name]) => el("a", { href: `#${id}` }, name))) : "");
   document.getElementById("end").replaceChildren(el("p", {}, page.live ? `${page.made}; live, follows the run` : page.made));
   document.title = page.title;
   setTheme(root.dataset.theme);
