@@ -78,7 +78,7 @@ def strip(found: Mapping[Variant, Mapping[int, Mapping[str, float]]], local: Var
     )  # fmt: skip
 
 
-def whose(ids: Sequence[Any]) -> str:
+def whose(ids: Any) -> str:
     """The name of a column."""
     return f"device {ids[0]}" if len(ids) == 1 else f"{len(ids)} devices, {ids[0]} .. {ids[-1]}"
 
