@@ -52,7 +52,21 @@ def over_rounds(read: Callable[[Sequence[Path]], Points], finished: Finished) ->
     """The mean of a curve over the rounds that all runs were judged in, for each run (over its seeds): its speed."""
     curves = [[dict(zip(*read([folder]), strict=True)) for folder in folders] for folders in finished]
     shared = set.intersection(*(set(points) for seeds in curves for points in seeds))
-    if not shared:
-        raise ValueError("these runs have no evaluated round in common; repeat them with one eval_every")
+    assert shared, "the runs of a claim are judged in some common rounds"
     values = [[float(points[r] or 0) for points in seeds for r in shared] for seeds in curves]
     return [sum(v) / len(v) for v in values]
+
+
+def settled(text: str, run: Run, model: str, rounds: int, points: float = 1.0) -> Claim:
+    """The run is within a point of its best test accuracy before that round, in every seed."""
+
+    def holds(finished: Finished) -> tuple[bool, str]:
+        curves = [by_round(model)([folder]) for folder in finished[0]]
+        best = [max(y or 0 for y in accuracies) for _, accuracies in curves]
+        reached = [
+            next(x for x, y in zip(*curve, strict=True) if (y or 0) >= top - points)
+            for curve, top in zip(curves, best, strict=True)
+        ]
+        return max(reached) < rounds, f"within {points:g} of the best in round {', '.join(f'{r:g}' for r in reached)}"
+
+    return Claim(text, (run,), holds)

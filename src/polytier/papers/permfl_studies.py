@@ -75,13 +75,13 @@ BETA_3, GAMMA_3, LAMBDA_3, OF_DEVICES_2, OF_TEAMS_2 = (
     (0.2, 0.5),
 )
 
-PICTURED = "the values stand in the pictures only: a range around the settings is chosen here"
-AT = "beta: gamma = 3, lambda = 0.5; gamma: lambda = 1.5, beta = 0.1; lambda: beta = 0.3, gamma = 3"
-SWEEP = "eta = 0.03, alpha = 0.01; 4 teams of 10, all take part"
-ALL = "40 devices in all of them"
-ROUNDED = "a share takes at least one: of 10 devices 2, 4 and 10 % are one device, the same run"
-TEN = "how many teams there are is not stated: 10 of 4 devices, so that 20 to 50 % are whole numbers of teams"
-ONE = "4 teams of 10: 2 % (Fig. 4d) and 20 % (Figs. 49-51) of them are both one team a round"
+PICTURED = "The values stand in the pictures only: a range around the settings is chosen here."
+AT = "Beta: gamma = 3, lambda = 0.5; gamma: lambda = 1.5, beta = 0.1; lambda: beta = 0.3, gamma = 3."
+SWEEP = "All with eta = 0.03, alpha = 0.01 and 4 teams of 10 that all take part."
+ALL = "There are 40 devices however many teams."
+ROUNDED = "A share takes at least one: of 10 devices 2, 4 and 10 % are one device, and the curves are the same."
+TEN = "How many teams there are is not stated: 10 of 4 devices, so that 20 to 50 % are whole numbers of teams."
+ONE = "4 teams of 10: 2 % (Fig. 4d) and 20 % (Figs. 49-51) of them are both one team a round."
 ONLY = "MCLR on MNIST and synthetic data only"
 
 PM, GM, BOTH = ("PM",), ("GM",), ("PM", "GM")
@@ -159,7 +159,7 @@ STUDIES = (
         [s for place in (FMNIST, MNIST, SYNTHETIC, EMNIST) for n in TEAMS
          for s in devices(OF_DEVICES, place, teams=n, rising=GM)],
         devices(OF_DEVICES_2, MNIST, teams=5, rising=GM),
-        "2 shares instead of 4, 5 teams on MNIST only", (ALL, "the shares are those of Figs. 49-50", ROUNDED),
+        "2 shares instead of 4, 5 teams on MNIST only", (ALL, "The shares are those of Figs. 49-50.", ROUNDED),
     ),
     Study(
         "figures43-48", "Some teams, all their devices",
@@ -182,7 +182,7 @@ STUDIES = (
         "figures52-56", "Team rounds K, all take part",
         team_rounds(TEAM_ROUNDS, MNIST_CNN, MNIST, FMNIST_CNN, SYNTHETIC_DNN, SYNTHETIC, rising=BOTH),
         team_rounds((5, 10, 20), MNIST, SYNTHETIC, rising=BOTH), f"3 values instead of 4, {ONLY}",
-        (PICTURED, "the section's heading has some of the devices, the captions all of them, as here"),
+        (PICTURED, "The section's heading has some of the devices, the captions all of them, as here."),
     ),
     Study(
         "figures57-60", "Team rounds K, few teams and devices (MCLR)",
@@ -193,8 +193,8 @@ STUDIES = (
         [*team_rounds((30, 150), MNIST, rising=GM, **FEW), *team_rounds((30, 150), MNIST, **FEWER)],
         "2 values instead of 4, MNIST only",
         (
-            TEN + " and 2 % another number than 20 %; 2 % of 4 devices are one",
-            "Fig. 60's caption repeats that of Fig. 58 (EMNIST); it is read as MNIST, Fig. 59's companion",
+            TEN + " 2 % are then one team and 20 % two; 2 % of 4 devices are one.",
+            "Fig. 60's caption repeats that of Fig. 58 (EMNIST); it is read as MNIST, Fig. 59's companion.",
         ),
     ),
 )  # fmt: skip
