@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import typer
 from rich.console import Console
@@ -34,6 +36,16 @@ class StderrHandler(logging.Handler):
 def set_up_logging(quiet: bool, verbose: bool) -> None:
     log.handlers = [StderrHandler()]
     log.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Nothing is logged: what would be said will be said by somebody else."""
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = False
 
 
 class Interrupt:
