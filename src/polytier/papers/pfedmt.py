@@ -29,7 +29,7 @@ NETWORK = {
 }
 TABLE1 = {"MCLR": MCLR, "network": NETWORK}
 ROUNDS = (100, 600)
-QUICK_ROUNDS = (100, 150)
+QUICK_ROUNDS = (40, 80)
 DEVICES = {"MNIST": 20, "Synthetic": 50}
 NAMES = {**NAMES, "pfedmt": "pFedMT"}
 
