@@ -37,6 +37,7 @@ def write_run(folder: Path, rounds: Mapping[int, Mapping[str, Sequence[float]]])
     lines: list[dict[str, Any]] = [
         {
             "round": number,
+            "bytes": {},
             **{
                 model: {
                     "test": {"accuracy": test, "accuracy_pooled": pooled, "loss": 1 - test},

@@ -51,7 +51,9 @@ def save(block: Any, path: Path | str, form: str | None = None, names: Sequence[
 
 def colours(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """How the line of each name looks."""
-    return {name: {"color": LIGHT[k % len(LIGHT)], "marker": MARKERS[k % len(MARKERS)]} for k, name in enumerate(names)}
+    return {
+        name: {"color": LIGHT[k % len(LIGHT)], "marker": MARKERS[k % len(MARKERS)]} for k, name in enumerate(names)
+    }
 
 
 # -- lines --------------------------------------------------------------------------------------------
@@ -91,9 +93,7 @@ def plot(axis: Any, chart: Lines, looks: dict[str, Any]) -> None:
         style = {"color": look["color"], "linestyle": (0, (4, 2)) if series.dashed else "-", "label": series.name}
         axis.plot(x, y, marker=look["marker"], markersize=3, markevery=[len(x) - 1] if len(x) else None, **style)
         if len(series.low):
-            axis.fill_between(
-                x, numbers(series.low), numbers(series.high), color=look["color"], alpha=0.15, linewidth=0
-            )
+            axis.fill_between(x, numbers(series.low), numbers(series.high), color=look["color"], alpha=0.15, linewidth=0)
     axis.set(xlabel=chart.x, ylabel=chart.y)
     if chart.scale == "bytes":
         from matplotlib.ticker import NullFormatter

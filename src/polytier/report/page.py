@@ -21,7 +21,9 @@ SCRIPTS = ("charts.js", "cells.js", "page.js")
 DIGITS = 5  # of a number on the page
 LEVELS = 254  # of the colour of a cell; 0 is no value
 # the page may load nothing but what it holds; a live one asks its own server for news
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; connect-src 'self'"
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; connect-src 'self'"
+)
 
 
 def render(title: str, blocks: Iterable[Any], subtitle: str = "", live: str = "") -> str:

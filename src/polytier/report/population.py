@@ -86,9 +86,7 @@ def strip(found: Mapping[Variant, Mapping[int, Mapping[str, float]]], local: Var
 
 def gains(own: Mapping[int, Mapping[str, float]], base: Mapping[int, Mapping[str, float]]) -> str:
     pairs = [pair for seed in own if seed in base for pair in comparison.paired(own[seed], base[seed])]
-    more, less = (
-        fmean(compare) if compare else 0.0 for compare in ([a > b for a, b in pairs], [a < b for a, b in pairs])
-    )
+    more, less = (fmean(compare) if compare else 0.0 for compare in ([a > b for a, b in pairs], [a < b for a, b in pairs]))
     return f"{100 * more:.0f} % gain, {100 * less:.0f} % lose"
 
 
@@ -160,9 +158,7 @@ def collaboration(study: Study) -> Iterator[Matrices]:
         run = next((run for run in variant.runs if (run.folder / FILE).exists()), None)
         if run is not None:
             found = matrices(run.folder / FILE, FRAMES, CLIENTS)
-            yield Matrices(
-                f"{variant.name}, seed {run.seed}", found.frames, found.groups, f"{found.title}. {found.note}"
-            )
+            yield Matrices(f"{variant.name}, seed {run.seed}", found.frames, found.groups, f"{found.title}. {found.note}")
 
 
 # -- data ---------------------------------------------------------------------------------------------

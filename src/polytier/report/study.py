@@ -193,3 +193,5 @@ def run_row(variant: Variant, run: Run) -> list[Cell | str]:
         variant.like or variant.name, Cell(str(run.seed), run.seed), Cell(f"{run.rounds:,}", run.rounds), state,
         Cell(duration(seconds), seconds), ", ".join(f"{k} {v}" for k, v in made.items()), str(run.folder),
     ]  # fmt: skip
+
+
