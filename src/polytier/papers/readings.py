@@ -44,3 +44,19 @@ def last(read: Callable[[Sequence[Path]], Points], folders: Sequence[Path]) -> l
     """The last point of a curve for each seed; `folders` are those of one run."""
     values = (read([folder])[1] for folder in folders)
     return [float(v[-1]) for v in values if len(v) and v[-1] is not None]
+
+
+def pooled(model: str, rounds: int | None = None) -> Callable[[Sequence[Path]], Reading]:
+    """Test accuracy as some papers' code counts it: right answers of all devices together, in the best round.
+
+    And by our protocol: the mean over devices, in the round that is best on validation. Of the first `rounds`.
+    """
+
+    def read(folders: Sequence[Path]) -> Reading:
+        records = [r[model] for r in read_history(folders[0]) if model in r and r["round"] <= (rounds or r["round"])]
+        best = max((r["test"]["accuracy_pooled"] for r in records), default=None)
+        judged = [r for r in records if "validation" in r]
+        chosen = max(judged, key=lambda r: r["validation"]["accuracy"]) if judged else None
+        return percent(best), percent(chosen and chosen["test"]["accuracy"])
+
+    return read

@@ -1,0 +1,72 @@
+"""Claims of several papers about curves and figures, checked on run folders; needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from polytier.papers.plan import Claim, Points, Reading, Run
+from polytier.papers.readings import by_round
+
+Finished = Sequence[Sequence[Path]]  # for each run the folders of its finished seeds
+SLACK = 0.1  # points that a curve may lie below a slower one: less than seeds differ
+
+
+def told(names: Sequence[str], values: Sequence[float]) -> str:
+    return ", ".join(f"{name}: {value:.2f}" for name, value in zip(names, values, strict=True))
+
+
+def ahead(text: str, runs: Sequence[Run], names: Sequence[str], read: Callable[[Sequence[Path]], Reading]) -> Claim:
+    """The first run's figure (the paper's protocol, mean over seeds) is above those of all others."""
+
+    def holds(finished: Finished) -> tuple[bool, str]:
+        found = [[read([folder])[0] or 0.0 for folder in folders] for folders in finished]
+        first, *others = values = [sum(v) / len(v) for v in found]
+        return first > max(others), told(names, values)
+
+    return Claim(text, tuple(runs), holds)
+
+
+def rising(text: str, runs: Sequence[Run], names: Sequence[str], model: str) -> Claim:
+    """Each run is faster than the one before it: a higher test accuracy, mean over the rounds that all have."""
+
+    def holds(finished: Finished) -> tuple[bool, str]:
+        values = over_rounds(by_round(model), finished)
+        return values[-1] > values[0] and all(b > a - SLACK for a, b in pairwise(values)), told(names, values)
+
+    return Claim(text, tuple(runs), holds)
+
+
+def alike(text: str, runs: Sequence[Run], names: Sequence[str], model: str, points: float = 2.0) -> Claim:
+    """All runs are equally fast: their mean accuracies over the rounds lie within some points."""
+
+    def holds(finished: Finished) -> tuple[bool, str]:
+        values = over_rounds(by_round(model), finished)
+        return max(values) - min(values) <= points, told(names, values)
+
+    return Claim(text, tuple(runs), holds)
+
+
+def over_rounds(read: Callable[[Sequence[Path]], Points], finished: Finished) -> list[float]:
+    """The mean of a curve over the rounds that all runs were judged in, for each run (over its seeds): its speed."""
+    curves = [[dict(zip(*read([folder]), strict=True)) for folder in folders] for folders in finished]
+    shared = set.intersection(*(set(points) for seeds in curves for points in seeds))
+    assert shared, "the runs of a claim are judged in some common rounds"
+    values = [[float(points[r] or 0) for points in seeds for r in shared] for seeds in curves]
+    return [sum(v) / len(v) for v in values]
+
+
+def settled(text: str, run: Run, model: str, rounds: int, points: float = 1.0) -> Claim:
+    """The run is within a point of its best test accuracy before that round, in every seed."""
+
+    def holds(finished: Finished) -> tuple[bool, str]:
+        curves = [by_round(model)([folder]) for folder in finished[0]]
+        best = [max(y or 0 for y in accuracies) for _, accuracies in curves]
+        reached = [
+            next(x for x, y in zip(*curve, strict=True) if (y or 0) >= top - points)
+            for curve, top in zip(curves, best, strict=True)
+        ]
+        return max(reached) < rounds, f"within {points:g} of the best in round {', '.join(f'{r:g}' for r in reached)}"
+
+    return Claim(text, (run,), holds)

@@ -1,0 +1,200 @@
+"""PerMFL's figures that vary one setting of PerMFL itself, as data.
+
+Values that stand in the text or in captions are the paper's; where they stand in pictures only, a range around the
+stated settings is chosen, and a study's notes say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Place = tuple[str, str]  # data, and "MCLR" or "network"
+
+
+@dataclass(frozen=True)
+class Series:
+    """A chart: a setting, or field of PerMFL, takes some values while others are fixed.
+
+    rising   | the models ("PM", "GM") that larger values are said to make faster
+    alike    | those whose speed the values are said not to change
+    """
+
+    place: Place
+    key: str
+    values: Sequence[float]
+    fixed: Mapping[str, Any]
+    panel: str
+    rising: tuple[str, ...]
+    alike: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Study:
+    """An item. `quick` are the charts of that scale, `less` what it says of them."""
+
+    name: str
+    title: str
+    full: Sequence[Series]
+    quick: Sequence[Series]
+    less: str
+    notes: tuple[str, ...]
+
+
+def vary(
+    key: str, values: Sequence[float], *places: Place, panel: str = "", rising: tuple[str, ...] = (),
+    alike: tuple[str, ...] = (), **fixed: Any,
+) -> list[Series]:  # fmt: skip
+    """The same on several data and models."""
+    return [Series(place, key, values, fixed, panel, rising, alike) for place in places]
+
+
+MNIST, MNIST_CNN = ("MNIST", "MCLR"), ("MNIST", "network")
+FMNIST, FMNIST_CNN = ("FMNIST", "MCLR"), ("FMNIST", "network")
+EMNIST, EMNIST_CNN = ("EMNIST-10", "MCLR"), ("EMNIST-10", "network")
+SYNTHETIC, SYNTHETIC_DNN = ("Synthetic", "MCLR"), ("Synthetic", "network")
+SWEPT = (MNIST_CNN, MNIST, FMNIST_CNN, FMNIST, SYNTHETIC_DNN, SYNTHETIC)
+
+BETA, GAMMA, LAMBDA = (0.1, 0.3, 0.6, 0.9), (0.5, 1.5, 3.0, 6.0), (0.1, 0.5, 1.5, 3.0)
+AT_BETA = {"team_pull": 3.0, "device_pull": 0.5}
+AT_GAMMA = {"device_pull": 1.5, "server_lr": 0.1}
+AT_LAMBDA = {"server_lr": 0.3, "team_pull": 3.0}
+TEAMS = (2, 4, 5)
+OF_DEVICES, OF_DEVICES_FMNIST = (0.02, 0.04, 0.1, 0.3), (0.02, 0.04, 0.15, 0.3)
+OF_TEAMS, OF_TEAMS_FEW = (0.2, 0.3, 0.4, 0.5), (0.02, 0.04, 0.1)
+TEAM_ROUNDS, MORE_ROUNDS, MORE_ROUNDS_57 = (5, 10, 20, 30), (30, 100, 150, 200), (30, 50, 100, 150)
+FEW = {"team_participation": 0.2, "device_participation": 0.02, "teams": 10}  # Figs. 57, 59
+FEWER = {"team_participation": 0.02, "device_participation": 0.02, "teams": 10}  # Figs. 58, 60
+# what quick takes of these
+BETA_3, GAMMA_3, LAMBDA_3, OF_DEVICES_2, OF_TEAMS_2 = (
+    (0.1, 0.3, 0.9),
+    (0.5, 1.5, 6.0),
+    (0.1, 0.5, 3.0),
+    (0.1, 0.3),
+    (0.2, 0.5),
+)
+
+PICTURED = "The values stand in the pictures only: a range around the settings is chosen here."
+AT = "Beta: gamma = 3, lambda = 0.5; gamma: lambda = 1.5, beta = 0.1; lambda: beta = 0.3, gamma = 3."
+SWEEP = "All with eta = 0.03, alpha = 0.01 and 4 teams of 10 that all take part."
+ALL = "There are 40 devices however many teams."
+ROUNDED = "A share takes at least one: of 10 devices 2, 4 and 10 % are one device, and the curves are the same."
+TEN = "How many teams there are is not stated: 10 of 4 devices, so that 20 to 50 % are whole numbers of teams."
+ONE = "4 teams of 10: 2 % (Fig. 4d) and 20 % (Figs. 49-51) of them are both one team a round."
+ONLY = "MCLR on MNIST and synthetic data only"
+
+PM, GM, BOTH = ("PM",), ("GM",), ("PM", "GM")
+
+
+def beta(values: Sequence[float], *places: Place, **own: Any) -> list[Series]:
+    return vary("server_lr", values, *places, **AT_BETA, **own)
+
+
+def gamma(values: Sequence[float], *places: Place, **own: Any) -> list[Series]:
+    return vary("team_pull", values, *places, **AT_GAMMA, **own)
+
+
+def lambda_(values: Sequence[float], *places: Place, **own: Any) -> list[Series]:
+    return vary("device_pull", values, *places, **AT_LAMBDA, **own)
+
+
+def devices(values: Sequence[float], *places: Place, **own: Any) -> list[Series]:
+    return vary("device_participation", values, *places, **own)
+
+
+def teams(values: Sequence[float], *places: Place, **own: Any) -> list[Series]:
+    return vary("team_participation", values, *places, **{"teams": 10, **own})
+
+
+def team_rounds(values: Sequence[float], *places: Place, **own: Any) -> list[Series]:
+    return vary("team_rounds", values, *places, **own)
+
+
+def who(of_devices: Sequence[float], of_teams: Sequence[float]) -> list[Series]:
+    """Figure 4's charts."""
+    return [
+        *vary("teams", TEAMS, MNIST, panel="a", alike=PM),
+        *devices(of_devices, MNIST, panel="b", teams=5, rising=GM),
+        *teams(of_teams, MNIST, panel="c", rising=BOTH),
+        *teams((0.5, 1.0), MNIST, panel="c, a", alike=PM),
+        *devices(of_devices, MNIST, panel="d", team_participation=0.2, rising=BOTH),
+    ]
+
+
+STUDIES = (
+    Study(
+        "figure3", "Effect of beta, gamma and lambda, MNIST",
+        [s for place in (MNIST_CNN, MNIST) for s in (
+            *beta(BETA, place, rising=PM), *gamma(GAMMA, place, rising=PM), *lambda_(LAMBDA, place, rising=PM),
+        )],
+        [*beta(BETA_3, MNIST, rising=PM), *gamma(GAMMA_3, MNIST, rising=PM), *lambda_(LAMBDA_3, MNIST, rising=PM)],
+        "3 values instead of 4, MCLR only", (SWEEP, AT, PICTURED),
+    ),
+    Study(
+        "figure4", "Who takes part, MNIST, MCLR", who(OF_DEVICES, OF_TEAMS), who(OF_DEVICES_2, OF_TEAMS_2),
+        "2 shares instead of 4", (ALL, ROUNDED, TEN, ONE),
+    ),
+    Study(
+        "figures5-10", "Effect of beta", beta(BETA, *SWEPT, rising=BOTH), beta(BETA_3, MNIST, SYNTHETIC, rising=BOTH),
+        f"3 values instead of 4, {ONLY}", (SWEEP, AT, PICTURED),
+    ),
+    Study(
+        "figures11-16", "Effect of gamma",
+        gamma(GAMMA, *SWEPT, rising=BOTH), gamma(GAMMA_3, MNIST, SYNTHETIC, rising=BOTH),
+        f"3 values instead of 4, {ONLY}", (SWEEP, AT, PICTURED),
+    ),
+    Study(
+        "figures17-22", "Effect of lambda",
+        lambda_(LAMBDA, *SWEPT, rising=BOTH), lambda_(LAMBDA_3, MNIST, SYNTHETIC, rising=BOTH),
+        f"3 values instead of 4, {ONLY}", (SWEEP, AT, PICTURED),
+    ),
+    Study(
+        "figures23-30", "Number of teams, all take part",
+        vary("teams", TEAMS, *SWEPT, EMNIST_CNN, EMNIST, alike=PM),
+        vary("teams", TEAMS, MNIST, SYNTHETIC, alike=PM), ONLY, (ALL,),
+    ),
+    Study(
+        "figures31-42", "All teams, some of their devices (MCLR)",
+        [s for place in (FMNIST, MNIST, SYNTHETIC, EMNIST) for n in TEAMS
+         for s in devices(OF_DEVICES, place, teams=n, rising=GM)],
+        devices(OF_DEVICES_2, MNIST, teams=5, rising=GM),
+        "2 shares instead of 4, 5 teams on MNIST only", (ALL, "The shares are those of Figs. 49-50.", ROUNDED),
+    ),
+    Study(
+        "figures43-48", "Some teams, all their devices",
+        [
+            *teams(OF_TEAMS_FEW, EMNIST, rising=BOTH),
+            *teams(OF_TEAMS, EMNIST_CNN, MNIST, MNIST_CNN, FMNIST, FMNIST_CNN, rising=BOTH),
+        ],
+        teams(OF_TEAMS_2, MNIST, rising=BOTH), "2 shares instead of 4, MCLR on MNIST only", (ALL, TEN),
+    ),
+    Study(
+        "figures49-51", "A fifth of the teams, some of their devices (MCLR)",
+        [
+            *devices(OF_DEVICES, EMNIST, MNIST, team_participation=0.2, rising=BOTH),
+            *devices(OF_DEVICES_FMNIST, FMNIST, team_participation=0.2, rising=BOTH),
+        ],
+        devices(OF_DEVICES_2, MNIST, team_participation=0.2, rising=BOTH),
+        "2 shares instead of 4, MNIST only", (ALL, ROUNDED, ONE),
+    ),
+    Study(
+        "figures52-56", "Team rounds K, all take part",
+        team_rounds(TEAM_ROUNDS, MNIST_CNN, MNIST, FMNIST_CNN, SYNTHETIC_DNN, SYNTHETIC, rising=BOTH),
+        team_rounds((5, 10, 20), MNIST, SYNTHETIC, rising=BOTH), f"3 values instead of 4, {ONLY}",
+        (PICTURED, "The section's heading has some of the devices, the captions all of them, as here."),
+    ),
+    Study(
+        "figures57-60", "Team rounds K, few teams and devices (MCLR)",
+        [
+            *team_rounds(MORE_ROUNDS_57, EMNIST, rising=GM, **FEW), *team_rounds(MORE_ROUNDS, EMNIST, **FEWER),
+            *team_rounds(MORE_ROUNDS, MNIST, rising=GM, **FEW), *team_rounds(MORE_ROUNDS, MNIST, **FEWER),
+        ],
+        [*team_rounds((30, 150), MNIST, rising=GM, **FEW), *team_rounds((30, 150), MNIST, **FEWER)],
+        "2 values instead of 4, MNIST only",
+        (
+            TEN + " 2 % are then one team and 20 % two; 2 % of 4 devices are one.",
+            "Fig. 60's caption repeats that of Fig. 58 (EMNIST); it is read as MNIST, Fig. 59's companion.",
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,187 @@
+"""PerMFL's plan against the paper's numbers, and what is read from its runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plans import check_runs, runs_of, write_run
+from polytier.papers import permfl
+from polytier.papers.claims import ahead, alike, rising, settled
+from polytier.papers.permfl_figures import TABLE1, UNCERTAIN
+from polytier.papers.plan import Item, Run
+from polytier.papers.readings import by_round, pooled
+
+FULL = {item.name: item for item in permfl.items("full")}
+QUICK = {item.name: item for item in permfl.items("quick")}
+TABLE2_FIELDS = {
+    "device_lr": 0.01, "device_steps": 20, "team_lr": 0.03, "server_lr": 0.6, "device_pull": 0.5, "team_pull": 1.5,
+    "team_rounds": 10,
+}  # fmt: skip
+
+
+def row(item: Item, *labels: str):
+    return next(row for row in item.rows if row.labels == labels)
+
+
+def curves(item: Item, title: str) -> list[Run]:
+    """The runs of a chart's solid lines."""
+    chart = next(chart for chart in item.charts if chart.title == title)
+    return [curve.runs[0] for curve in chart.curves if not curve.dashed]
+
+
+@pytest.mark.parametrize("items", [FULL, QUICK], ids=["full", "quick"])
+def test_plan_holds_together(items):
+    check_runs(list(items.values()))
+    assert list(items) == list(FULL)
+    assert all(bool(item.reduced) == (items is QUICK) for item in items.values())
+    assert all(item.rows or item.charts for item in items.values())
+    assert all(item.notes for item in items.values())
+
+
+def test_full_is_the_papers():
+    for run in runs_of(list(FULL.values())).values():
+        settings = run.settings
+        assert run.seeds == 10
+        assert settings["batch_size"] == 124
+        assert settings["split"] == "27:3:10"
+        assert settings["rounds"] == (100 if settings["algorithm"] in ("fedavg", "per-fedavg", "pfedme") else 400)
+        assert settings["devices"] == {"emnist-byclass": 3500, "cifar-100": 350}.get(settings["data"], 40)
+        assert "dnn:32" not in settings["model"]
+    usual = row(FULL["table1"], "MNIST", "MCLR", "PerMFL (PM)").runs[0].settings
+    assert (usual["teams"], usual["partition"], usual["set"]) == (4, "labels:2", TABLE2_FIELDS)
+    assert row(FULL["table1"], "MNIST", "CNN", "PerMFL (PM)").runs[0].settings["model"] == "cnn-mnist"
+    assert row(FULL["table1"], "FMNIST", "CNN", "PerMFL (PM)").runs[0].settings["model"] == "cnn-fmnist"
+    assert row(FULL["table1"], "MNIST", "CNN", "pFedMe (PM)").runs[0].settings["set"]["server_lr"] == 0.4
+    assert row(FULL["table1"], "FMNIST", "CNN", "pFedMe (PM)").runs[0].settings["set"]["server_lr"] == 0.5
+
+
+def test_tables_have_the_papers_figures():
+    table1 = FULL["table1"]
+    assert len(table1.rows) == 12 * 4 + 11 * 4
+    assert row(table1, "MNIST", "MCLR", "PerMFL (PM)").paper == 96.77
+    assert row(table1, "FMNIST", "MCLR", "PerMFL (PM)").paper == 96.49
+    assert row(table1, "Synthetic", "DNN", "PerMFL (GM)").paper == 87.53
+    assert row(table1, "EMNIST-10", "CNN", "AL2GD (PM)").paper == 92.94
+    assert row(table1, "Synthetic", "MCLR", "pFedBayes (PM)").deviation == 0.5
+    # PerMFL's personal model is printed best for all networks, and for MCLR on MNIST and synthetic data
+    for model, column in [("network", k) for k in range(4)] + [("MCLR", 0), ("MCLR", 1)]:
+        personal = {key: figures[column][0] for key, figures in TABLE1[model].items() if key[1] == "PM"}
+        assert max(personal, key=lambda key: personal[key]) == ("permfl", "PM")
+    assert sum(bool(r.differs) for r in table1.rows) == sum(map(len, UNCERTAIN.values())) == 14
+    assert len(FULL["table2"].rows) == 24
+    assert row(FULL["table2"], "average case", "FMNIST", "CNN", "PerMFL (GM)").paper == 74.66
+    worst = row(FULL["table2"], "worst case", "MNIST", "MCLR", "PerMFL (PM)").runs[0].settings
+    assert (worst["teams"], worst["team_formation"], worst["set"]) == (2, "worst", TABLE2_FIELDS)
+    assert len(FULL["table3"].rows) == 8
+    last = row(FULL["table3"], "CIFAR-100", "PerMFL (PM)")
+    assert (last.paper, last.runs[0].settings["teams"], last.runs[0].settings["partition"]) == (66.95, 5, "labels:3")
+
+
+def test_sweeps_are_at_the_papers_settings():
+    for name, key, letter, fixed in (
+        ("figures5-10", "server_lr", "beta", {"team_pull": 3.0, "device_pull": 0.5}),
+        ("figures11-16", "team_pull", "gamma", {"device_pull": 1.5, "server_lr": 0.1}),
+        ("figures17-22", "device_pull", "lambda", {"server_lr": 0.3, "team_pull": 3.0}),
+    ):
+        assert len(FULL[name].charts) == 6
+        runs = curves(FULL[name], f"FMNIST, CNN, by {letter}")
+        values = [run.settings["set"][key] for run in runs]
+        assert values == sorted(set(values))
+        for run in runs:
+            assert run.settings["set"] == {**TABLE2_FIELDS, **fixed, key: run.settings["set"][key]}
+
+
+def test_who_takes_part():
+    assert [r.settings["teams"] for r in curves(FULL["figures23-30"], "Synthetic, DNN, by teams")] == [2, 4, 5]
+    assert len(FULL["figures31-42"].charts) == 12
+    few = curves(FULL["figures43-48"], "EMNIST-10, MCLR, 10 teams, by share of teams")
+    assert [r.settings["team_participation"] for r in few] == [0.02, 0.04, 0.1]
+    some = curves(FULL["figures43-48"], "MNIST, CNN, 10 teams, by share of teams")
+    assert [r.settings["team_participation"] for r in some] == [0.2, 0.3, 0.4, 0.5]
+    both = curves(FULL["figures49-51"], "FMNIST, MCLR, 20 % of teams, by share of devices")
+    assert [r.settings["device_participation"] for r in both] == [0.02, 0.04, 0.15, 0.3]
+    assert {r.settings["team_participation"] for r in both} == {0.2}
+    rounds = [
+        [c.runs[0].settings["set"]["team_rounds"] for c in chart.curves[:4]] for chart in FULL["figures57-60"].charts
+    ]
+    assert rounds == [[30, 50, 100, 150], *[[30, 100, 150, 200]] * 3]
+
+
+def test_figures_share_the_runs_of_table_1():
+    base = row(QUICK["table1"], "MNIST", "MCLR", "PerMFL (PM)").runs[0]
+    for item, title in (("figures23-30", "MNIST, MCLR, by teams"), ("figures52-56", "MNIST, MCLR, by K")):
+        assert base in curves(QUICK[item], title)
+    assert set(runs_of([QUICK["figure2"], QUICK["figures61-63"]])) <= set(runs_of([QUICK["table1"]]))
+    # once in the sweep of beta and once in that of lambda
+    assert "permfl-mnist-mclr-beta-0.3-gamma-3.0" in runs_of([QUICK["figures5-10"]])
+    assert "permfl-mnist-mclr-beta-0.3-gamma-3.0" in runs_of([QUICK["figures17-22"]])
+
+
+def test_quick_says_where_it_cannot_be_compared():
+    assert row(QUICK["table1"], "MNIST", "CNN", "PerMFL (PM)").differs
+    assert not row(QUICK["table1"], "MNIST", "MCLR", "PerMFL (PM)").differs
+    assert not row(QUICK["table1"], "Synthetic", "DNN", "PerMFL (PM)").differs
+    assert all(r.differs for r in QUICK["table3"].rows)
+
+
+# -- readings and claims ------------------------------------------------------------------------------
+
+
+def test_pooled_reads_both_protocols(tmp_path: Path):
+    history = {10: {"personal": (0.7, 0.8, 0.9)}, 20: {"personal": (0.75, 0.6, 0.5)}}
+    folder = write_run(tmp_path / "run", history)
+    assert pooled("personal")([folder]) == (80.0, 70.0)
+    assert pooled("global")([folder]) == (None, None)
+    assert pooled("personal", 5)([folder]) == (None, None)
+    later = write_run(tmp_path / "later", {**history, 30: {"personal": (0.99, 0.97, 0.95)}})
+    assert pooled("personal", 20)([later]) == (80.0, 70.0)
+    assert pooled("personal")([later]) == (97.0, 99.0)
+
+
+def climbing(folder: Path, *accuracies: float, every: int = 1) -> Path:
+    return write_run(folder, {every * (k + 1): {"personal": (a, a, a)} for k, a in enumerate(accuracies)})
+
+
+def test_claims_hold_and_fail(tmp_path: Path):
+    slow, fast = climbing(tmp_path / "slow", 0.1, 0.2, 0.9), climbing(tmp_path / "fast", 0.5, 0.8, 0.85)
+    longer = climbing(tmp_path / "longer", 0.2, 0.9, 0.9, 0.9, every=2)
+    runs, names = [Run("a", {}), Run("b", {})], ["a", "b"]
+    faster = rising("b is faster", runs, names, "personal")
+    assert faster.holds([[slow], [fast]]) == (True, "a: 40.00, b: 71.67")
+    assert not faster.holds([[fast], [slow]])[0]
+    assert not faster.holds([[fast], [fast]])[0]
+    # of the second, over rounds 2 alone, the first has 80 in it
+    assert faster.holds([[longer], [fast]]) == (True, "a: 20.00, b: 80.00")
+    same = alike("both are equally fast", runs, names, "personal")
+    assert same.holds([[fast], [fast, fast]])[0]
+    assert not same.holds([[fast], [fast, slow]])[0]
+    better = ahead("a is better", runs, names, pooled("personal"))
+    assert better.holds([[slow], [fast]]) == (True, "a: 90.00, b: 85.00")
+    assert not better.holds([[fast], [slow]])[0]
+    assert not better.holds([[fast], [fast]])[0]
+
+
+def test_rising_forgives_no_more_than_seeds_differ(tmp_path: Path):
+    low, dip, high = (climbing(tmp_path / str(a), a) for a in (0.9, 0.8995, 0.95))
+    drop = climbing(tmp_path / "drop", 0.89)
+    claim = rising("each is faster", [Run(n, {}) for n in "abc"], list("abc"), "personal")
+    assert claim.holds([[low], [dip], [high]])[0]
+    assert not claim.holds([[low], [drop], [high]])[0]
+
+
+def test_settled(tmp_path: Path):
+    run = climbing(tmp_path / "run", 0.5, 0.895, 0.9, 0.9)
+    claim = settled("soon", Run("a", {}), "personal", 3)
+    assert claim.holds([[run]]) == (True, "within 1 of the best in round 2")
+    assert not claim.holds([[run, climbing(tmp_path / "other", 0.5, 0.6, 0.9, 0.9)]])[0]
+
+
+def test_charts_read_the_models_they_name(tmp_path: Path):
+    folder = write_run(tmp_path / "run", {1: {"personal": (0.5, 0.5, 0.5), "global": (0.25, 0.5, 0.5)}})
+    chart = FULL["figure2"].charts[0]
+    found = {curve.name: curve.read([folder])[1] for curve in chart.curves}
+    assert found["PerMFL (PM)"] == [50.0]
+    assert found["PerMFL (GM)"] == [25.0]
+    assert by_round("personal", "train", "loss")([folder]) == ([1], [1.5])
