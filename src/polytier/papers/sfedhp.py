@@ -112,7 +112,7 @@ def table(place: Place, quick: bool) -> Item:
     methods = [method for method in TABLES[place] if method in shown]
     own = [method for method in methods if method.startswith("sfedhp")]
     order = own + [method for method in methods if method not in own and TABLES[place][method][0] is not None]
-    claim = Claim(
+    personal = Claim(
         "sFedHP's personal models are among the best: at its best lambda less than a point below all others",
         tuple(table_run(method, place, quick) for method in order),
         ahead(best("personal"), titles(order), len(own), -1.0),
@@ -120,7 +120,7 @@ def table(place: Place, quick: bool) -> Item:
     smaller = REDUCED_CIFAR if place[0] == "cifar-10" else REDUCED
     return Item(
         f"table-{ROMAN[place].lower()}", f"Table {ROMAN[place]}: {NAMES[place[0]]}, setting {place[1]}",
-        ("method", "model"), rows_of((), methods, place, quick), claims=[claim],
+        ("method", "model"), rows_of((), methods, place, quick), claims=[personal],
         reduced=f"{smaller}, fewer methods and values of lambda" if quick else "", notes=(*READ, *SILENT),
     )  # fmt: skip
 
