@@ -20,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from commands import call, rows_of
-from polytier import compare
+from polytier import compare, tasks
 from polytier.algorithms import ALGORITHMS
 from polytier.cli import app
 from polytier.report import comparison
@@ -32,7 +32,7 @@ SMALL = ("--devices", 6, "--teams", 2, "--rounds", 2, "--batching", "eager")  # 
 def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(compare, "TICK", 0.01)
+    monkeypatch.setattr(tasks, "TICK", 0.01)
 
 
 class Here:
@@ -53,7 +53,7 @@ class Here:
 @pytest.fixture
 def here(monkeypatch) -> list[list[str]]:
     """Runs are made in this process; the commands they are started by."""
-    monkeypatch.setattr(compare.subprocess, "Popen", Here)
+    monkeypatch.setattr(tasks.subprocess, "Popen", Here)
     monkeypatch.setattr(Here, "started", [], raising=False)
     return Here.started
 
@@ -173,7 +173,7 @@ time.sleep(60)
 
 def test_ctrl_c_ends_the_runs_and_they_can_go_on(tmp_path, monkeypatch):
     """Two of three runs are at work when it comes; each is told."""
-    monkeypatch.setattr(compare, "command", lambda task: [sys.executable, "-c", OBEYS, f"{task.folder.name}.started"])
+    monkeypatch.setattr(tasks, "command", lambda task: [sys.executable, "-c", OBEYS, f"{task.folder.name}.started"])
 
     def press() -> None:
         while len(list(tmp_path.glob("*.started"))) < 2:
@@ -190,17 +190,17 @@ def test_ctrl_c_ends_the_runs_and_they_can_go_on(tmp_path, monkeypatch):
 
 def test_a_run_that_crashes_says_its_last_line(tmp_path, monkeypatch):
     code = "import sys; print('first', file=sys.stderr); sys.exit('it broke')"
-    monkeypatch.setattr(compare, "command", lambda task: [sys.executable, "-c", code])
+    monkeypatch.setattr(tasks, "command", lambda task: [sys.executable, "-c", code])
     call("compare", "local", *SMALL, "--seeds", 1, "--out", "out", code=3)
     assert (found()["records"][0]["state"], found()["records"][0]["reason"]) == ("failed", "it broke")
 
 
 def test_an_interrupted_run_is_resumed_and_one_without_a_checkpoint_repeated(tmp_path):
-    task = compare.Task("local", compare.protocol(None, {}), tmp_path / "local-0")
+    task = tasks.Task("local", compare.protocol(None, {}), tmp_path / "local-0")
     (task.folder / "checkpoints" / "round-0000003").mkdir(parents=True)
-    assert compare.command(task)[3:5] == ["resume", str(task.folder)]
+    assert tasks.command(task)[3:5] == ["resume", str(task.folder)]
     (task.folder / "checkpoints" / "round-0000003").rmdir()
-    assert compare.command(task)[3:5] == ["run", str(task.asked)]
+    assert tasks.command(task)[3:5] == ["run", str(task.asked)]
     assert not task.folder.exists()
 
 
@@ -243,7 +243,7 @@ def test_other_folders_are_left_alone(tmp_path):
     assert "no comparison" in call("compare", "local", "--out", "mine", code=2).stderr
     (tmp_path / "mine" / "compare.json").touch()
     (tmp_path / "mine" / "local-0").mkdir()
-    assert "not of this comparison" in call("compare", "local", "--out", "mine", code=2).stderr
+    assert "not made by this command" in call("compare", "local", "--out", "mine", code=2).stderr
 
 
 # -- the same number of steps -------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from polytier import __version__, studies
+from polytier import __version__, pages, studies
 from polytier.config import PYTHON, Config, check_config, prepare, resolve, unknown, versions
 from polytier.options import flag, given
 from polytier.report.files import read_config, read_history, read_summary
@@ -165,7 +165,7 @@ def resume(
     if done >= config.rounds:
         further = f"polytier resume {folder} --rounds {done + 100}"
         say(f"{folder} is finished: {done} rounds; to go further: {further}")
-        report(folder, quiet, as_json)
+        print_result(folder, quiet, as_json)
         return
     changed = [f"{k} {v} (now {versions()[k]})" for k, v in made_with.items() if versions().get(k) != v]
     if changed:
@@ -227,7 +227,7 @@ def follow(training: Training, config: Config, folder: Path, quiet: bool, as_jso
     if training.round < config.rounds:
         done = f"interrupted after round {training.round} of {config.rounds}"
         raise fail(f"{done}; go on with: {again}", INTERRUPTED)
-    report(folder, quiet, as_json)
+    print_result(folder, quiet, as_json)
 
 
 def after_divergence(folder: Path, saved: int) -> str:
@@ -253,7 +253,7 @@ def announce(training: Training, config: Config) -> None:
     say(f"{who}; {what}{took}")
 
 
-def report(folder: Path, quiet: bool, as_json: bool) -> None:
+def print_result(folder: Path, quiet: bool, as_json: bool) -> None:
     summary = read_summary(folder)
     if as_json:
         print(json.dumps(summary, indent=2))
@@ -268,21 +268,29 @@ def report(folder: Path, quiet: bool, as_json: bool) -> None:
 app.command()(studies.gain)
 app.command(context_settings=studies.REST)(studies.compare)
 app.command(context_settings=studies.REST)(studies.tune)
+app.command()(studies.reproduce)
 app.command()(studies.bench)
 
 
 # -- afterwards ---------------------------------------------------------------------------------------
 
+app.command()(pages.report)
+app.command()(pages.watch)
+
 
 @app.command()
 def show(
-    folder: Folder,
+    folders: pages.Folders,
     until: Annotated[
         float | None,
         typer.Option("--until", metavar="ACCURACY", help="Also the bytes until a test accuracy such as 0.9."),
     ] = None,
 ) -> None:
-    """The result of a run, from its files alone: accuracy, traffic by link, the groups that were learned."""
+    """The result of a run from its files alone: accuracy, traffic, groups learned; of several, a table by data."""
+    folder = folders[0]
+    if len(folders) > 1 or (folder.is_dir() and not (folder / "config.toml").exists()):
+        pages.print_tables(folders, until)
+        return
     config, summary = read_config(folder), read_summary(folder)
     history = read_history(folder)
     if summary is None:
@@ -297,7 +305,7 @@ def show(
 
 @app.command(name="list")
 def list_(
-    kind: Annotated[str, typer.Argument(metavar="algorithms|data|models|partitions|teams")],
+    kind: Annotated[str, typer.Argument(metavar="algorithms|data|models|partitions|teams|papers")],
     name: Annotated[str | None, typer.Argument(help="Tell all about this one.")] = None,
 ) -> None:
     """What there is to choose from; with a name, its fields or arguments."""

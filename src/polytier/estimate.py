@@ -97,6 +97,17 @@ def seconds_a_round(training: Training, workers: int) -> float | None:
     return seconds
 
 
+def steps_a_round(training: Training) -> float | None:
+    """Device steps of all devices that take part, all models together; None if unknown."""
+    total = 0.0
+    for world in training.world.parts:
+        steps = steps_of_a_device(world, training.codec)
+        if steps is None:
+            return None
+        total += steps * devices_that_take_part(world) / len(training.world.parts)
+    return total
+
+
 def seconds_a_step(world: World) -> float:
     """Of one device in a tile: draw a batch, take its gradient, step."""
     rows = torch.arange(min(default_tile(world), len(world.batches.federation)))

@@ -13,7 +13,7 @@ from rich.console import Console
 from polytier.config import unknown
 from polytier.report.tables import line, table
 
-KINDS = ("algorithms", "data", "models", "partitions", "teams")
+KINDS = ("algorithms", "data", "models", "partitions", "teams", "papers")
 
 
 def choices(kind: str) -> Mapping[str, Any]:
@@ -39,7 +39,22 @@ def text_of(thing: Any) -> str:
     return inspect.cleandoc(text or "")
 
 
+def print_papers(console: Console, name: str | None) -> None:
+    """The papers, or the items of one."""
+    from polytier.papers import PAPERS, items_of
+
+    if name is None:
+        console.print(table(("papers", ""), list(PAPERS.items())))
+        return
+    items = items_of(name, "full")
+    line(console, f"{PAPERS[name]}\n")
+    console.print(table((f"polytier reproduce {name}/ITEM", ""), [(item.name, item.title) for item in items]))
+
+
 def print_list(console: Console, kind: str, name: str | None) -> None:
+    if kind == "papers":
+        print_papers(console, name)
+        return
     found = choices(kind)
     if name is None:
         rows = [(key, text_of(thing).splitlines()[0]) for key, thing in found.items()]

@@ -123,6 +123,31 @@ def tune(
     tune_method(config, over or (), trials, seeds, out, quiet, as_json)
 
 
+def reproduce(
+    what: Annotated[
+        str, typer.Argument(metavar="PAPER[/ITEM,...]", help="permfl, pfedmt, sfedhp, mfa or cobo; see `list papers`.")
+    ],
+    scale: Annotated[
+        str, typer.Option("--scale", help="quick: the same shape in minutes; full: as in the paper.")
+    ] = "quick",
+    data_dir: Annotated[Path | None, flag("data_dir")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Its folder; goes on there.", show_default="runs/reproduce-PAPER-SCALE"),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, help="Runs at a time, a process each.", show_default="one a core")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the runs and what they would take.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """A paper's tables and figures beside ours, with a verdict a row, plots and a page."""
+    set_up_logging(quiet, verbose=False)
+    from polytier.reproduce import reproduce_paper
+
+    reproduce_paper(what, scale, data_dir, out, jobs, dry_run, quiet)
+
+
 def bench(
     works: Annotated[
         list[str] | None,

@@ -2,6 +2,39 @@
 
 from __future__ import annotations
 
-from polytier.papers import plan
+from importlib import import_module
 
-__all__ = ["plan"]
+from polytier.config import unknown
+from polytier.papers.plan import Item
+
+PAPERS = {
+    "permfl": "Personalized Multi-Tier Federated Learning (Banerjee, Dadras, Yurtsever, Bhuyan)",
+    "pfedmt": "Personalized Federated Multi-Tier Learning (Banerjee, Yurtsever, Bhuyan)",
+    "sfedhp": "Sparse Federated Learning with Hierarchical Personalization Models (Liu, Wang, Shao, Li)",
+    "mfa": "Multi-Model Federated Learning with Provable Guarantees (Bhuyan, Moharir, Joshi)",
+    "cobo": "CoBo: Collaborative Learning via Bilevel Optimization (Hashemi, He, Jaggi)",
+}
+SCALES = ("quick", "full")
+
+
+def items_of(paper: str, scale: str) -> list[Item]:
+    """A paper's tables and figures in the paper's order."""
+    if paper not in PAPERS:
+        raise unknown("paper", paper, list(PAPERS))
+    if scale not in SCALES:
+        raise unknown("scale", scale, SCALES)
+    return import_module(f"polytier.papers.{paper}").items(scale)
+
+
+def chosen(what: str, scale: str) -> tuple[str, list[Item]]:
+    """PAPER or PAPER/ITEM,ITEM as the paper's name and those items."""
+    paper, slash, names = what.partition("/")
+    items = items_of(paper, scale)
+    if not slash:
+        return paper, items
+    known = {item.name: item for item in items}
+    wanted = [name.strip() for name in names.split(",")]
+    for name in wanted:
+        if name not in known:
+            raise unknown(f"item of {paper}", name, list(known))
+    return paper, [known[name] for name in wanted]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from polytier.report.files import bytes_until, read_history, read_summary
+from polytier.report.files import bytes_until, read_devices, read_history, read_summary
 from polytier.report.tables import MODELS, duration, line, score, size, table
 
 FILE = "compare.json"
@@ -30,6 +31,7 @@ NOT_APPLICABLE, DIVERGED, FAILED = "not applicable", "diverged", "failed"
 LOCAL = "local"
 JUDGES = ("personal", "global", "team")  # the first one that a method has speaks for it
 OTHERS = ("bytes_until", "better_than_local", "gradients", "rand_index", "seconds")
+MANY = 20  # methods, of which those that wait or are done are not shown while others run
 LEVEL = 0.05  # a paired test with a p-value above it is a tie
 
 Record = dict[str, Any]
@@ -38,12 +40,17 @@ Record = dict[str, Any]
 # -- one run ------------------------------------------------------------------------------------------
 
 
-def make_records(out: Path, runs: Iterable[Mapping[str, Any]], until: float) -> list[Record]:
-    """The records of runs, each given by method, seed, folder (its name in `out`), state and reason."""
+def make_records(
+    out: Path, runs: Iterable[Mapping[str, Any]], until: float, alone: str | None = LOCAL
+) -> list[Record]:
+    """The records of runs, each given by method, seed, folder (its name in `out`), state and reason.
+
+    `alone` is the method that all are compared with, device by device.
+    """
     records = [make_record(out, run, until) for run in runs]
-    local = {r["seed"]: by_device(out, r) for r in records if r["method"] == LOCAL and r["state"] == DONE}
+    local = {r["seed"]: by_device(out, r) for r in records if r["method"] == alone and r["state"] == DONE}
     for record in records:
-        if record["state"] == DONE and record["method"] != LOCAL and record["seed"] in local:
+        if record["state"] == DONE and record["method"] != alone and record["seed"] in local:
             pairs = paired(by_device(out, record), local[record["seed"]])
             record["better_than_local"] = fmean(own > other for own, other in pairs) if pairs else None
     return records
@@ -72,13 +79,14 @@ def accuracy(record: Record, kind: str) -> float | None:
 
 def by_device(out: Path, record: Record) -> dict[str, float]:
     """The test accuracy of every device that has test samples, by its id; the mean of several models."""
-    ending, result = f"{record['judged_by']}_accuracy", {}
-    with (out / record["folder"] / "devices.csv").open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            values = [float(v) for name, v in row.items() if f"_{name}".endswith(f"_{ending}") and v]
-            if values:
-                result[row["id"]] = fmean(values)
-    return result
+    return accuracies(read_devices(out / record["folder"]), record["judged_by"])
+
+
+def accuracies(devices: Mapping[str, Sequence[str]], kind: str) -> dict[str, float]:
+    """The same from the columns of devices.csv."""
+    own = [values for name, values in devices.items() if f"_{name}".endswith(f"_{kind}_accuracy")]
+    rows = ([float(value) for value in row if value] for row in zip(*own, strict=True))
+    return {name: fmean(values) for name, values in zip(devices["id"], rows, strict=bool(own)) if values}
 
 
 def paired(a: Mapping[str, float], b: Mapping[str, float]) -> list[tuple[float, float]]:
@@ -126,10 +134,15 @@ def interval(values: Iterable[float | None]) -> dict[str, Any] | None:
     there = [value for value in values if value is not None]
     if len(there) < 2:
         return {"mean": there[0], "half": None, "seeds": 1} if there else None
+    half = quantile(len(there) - 1) * stdev(there) / len(there) ** 0.5
+    return {"mean": fmean(there), "half": half, "seeds": len(there)}
+
+
+@cache
+def quantile(freedom: int) -> float:
     from scipy.stats import t
 
-    half = float(t.ppf(0.975, len(there) - 1)) * stdev(there) / len(there) ** 0.5
-    return {"mean": fmean(there), "half": half, "seeds": len(there)}
+    return float(t.ppf(0.975, freedom))
 
 
 def paired_test(pairs: Sequence[tuple[float, float]]) -> float | None:
@@ -226,13 +239,16 @@ def print_comparison(
 
 
 def progress_table(out: Path, runs: Sequence[Mapping[str, Any]]) -> Table:
-    """How far each run has come: a row a method, a column a seed."""
+    """How far each run has come: a row a method, a column a seed; of many methods those that run now."""
     seeds = list(dict.fromkeys(run["seed"] for run in runs))
     rows: dict[str, list[str]] = {run["method"]: [run["method"]] for run in runs}
     for seed in seeds:
         for run in runs:
             if run["seed"] == seed:
                 rows[run["method"]].append(progress(out / run["folder"], run["state"], run["rounds"]))
+    if len(rows) > MANY:
+        busy = {run["method"] for run in runs if run["state"] == RUNNING}
+        rows = {method: cells for method, cells in rows.items() if method in busy}
     return table(["method", *(f"seed {seed}" for seed in seeds)], rows.values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import tomllib
 from pathlib import Path
@@ -36,13 +37,34 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
 
 def read_history(folder: Path) -> list[dict[str, Any]]:
     """A dict a round. A last line that a kill cut short is left out."""
+    return read_rounds(folder)[0]
+
+
+def read_rounds(folder: Path) -> tuple[list[dict[str, Any]], bool]:
+    """A dict a round, as far as lines can be read, and whether that is all there is."""
     path, history = folder / "metrics.jsonl", []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         try:
-            history.append(json.loads(line))
+            record = json.loads(line)
         except ValueError:
-            break
-    return history
+            return history, False
+        if not isinstance(record, dict) or "round" not in record or "bytes" not in record:
+            return history, False
+        history.append(record)
+    return history, True
+
+
+def read_devices(folder: Path) -> dict[str, list[str]]:
+    """The columns of devices.csv."""
+    path = folder / "devices.csv"
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            names, *rows = csv.reader(file)
+        if any(len(row) != len(names) for row in rows) or "id" not in names:
+            raise ValueError("a line has too few or too many fields, or there is no column id")
+    except (OSError, ValueError, csv.Error) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    return {name: [row[k] for row in rows] for k, name in enumerate(names)}
 
 
 def bytes_until(

@@ -1,0 +1,169 @@
+// Coloured cells: heat maps and matrices over time. A cell is a pixel of a small picture that is drawn large.
+
+function bytesOf(base64) {
+  return Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
+}
+
+function rgb(name) {
+  const hex = getComputedStyle(document.documentElement).getPropertyValue(name).trim().slice(1);
+  return [0, 2, 4].map((k) => parseInt(hex.slice(k, k + 2), 16));
+}
+
+// a colour for each of the levels 1 .. 255 between low and high; level 0 is no value
+function ramp(low, high, diverging) {
+  const stops = diverging ? [rgb("--less"), rgb("--zero"), rgb("--more")] : [rgb("--none"), rgb("--half"), rgb("--full")];
+  const most = diverging ? Math.max(Math.abs(low), Math.abs(high)) || 1 : 1;
+  const colours = [rgb("--void")];
+  for (let level = 0; level < 255; level++) {
+    const value = low + ((high - low) * level) / 254;
+    const floor = Math.min(0, low);
+    const share = diverging ? (value / most + 1) / 2 : (value - floor) / (high - floor || 1);
+    const at = Math.max(0, Math.min(1, share)) * 2, part = at < 1 ? 0 : 1;
+    colours.push(stops[part].map((from, k) => from + (stops[part + 1][k] - from) * (at - part)));
+  }
+  return colours;
+}
+
+function picture(levels, columns, rows, colours) {
+  const canvas = el("canvas", { width: columns, height: rows });
+  const context = canvas.getContext("2d"), image = context.createImageData(columns, rows);
+  levels.forEach((level, k) => image.data.set([...colours[level], 255], 4 * k));
+  context.putImageData(image, 0, 0);
+  return canvas.toDataURL();
+}
+
+function colourBar(low, high, unit, colours, diverging) {
+  const floor = diverging ? low : Math.min(0, low);
+  const stops = [0, 0.25, 0.5, 0.75, 1].map((share) => {
+    const value = floor + (high - floor) * share;
+    const level = Math.round(((value - low) / (high - low || 1)) * 254);
+    return `rgb(${colours[Math.max(1, Math.min(255, level + 1))].map(Math.round).join(" ")})`;
+  });
+  return el("div", { class: "bar" }, el("span", {}, figure(floor)),
+    el("span", { class: "ramp", style: `background: linear-gradient(to right, ${stops.join(", ")})` }),
+    el("span", {}, `${figure(high)} ${unit}`));
+}
+
+// where one group ends and the next begins
+function groupsOf(groups) {
+  const found = [];
+  groups.forEach((name, k) => {
+    if (!k || name !== groups[k - 1]) found.push({ name, start: k, end: k + 1 });
+    else found[found.length - 1].end = k + 1;
+  });
+  return found;
+}
+
+// arrow keys and the pointer choose a cell; `read(row, column)` gives [title, rows]
+function readableCells(host, drawing, columns, rows, box, read) {
+  const cursor = svg("rect", { class: "cursor", visibility: "hidden" });
+  drawing.append(cursor);
+  const shown = tip(host);
+  let at = null;
+  const wide = box.width / columns, high = box.pitch;
+  const go = (row, column, spoken) => {
+    at = [Math.max(0, Math.min(rows - 1, row)), Math.max(0, Math.min(columns - 1, column))];
+    const x = box.left + at[1] * wide, y = box.top + at[0] * high;
+    for (const [name, value] of Object.entries({ x, y, width: wide, height: box.cell, visibility: "visible" })) cursor.setAttribute(name, value);
+    shown.show(x + wide, y + box.cell + 6, ...read(...at), spoken);
+  };
+  const leave = () => { at = null; cursor.setAttribute("visibility", "hidden"); shown.hide(); };
+  const point = (event) => {
+    const frame = drawing.getBoundingClientRect();
+    const column = Math.floor((event.clientX - frame.left - box.left) / wide), row = Math.floor((event.clientY - frame.top - box.top) / high);
+    if (column >= 0 && column < columns && row >= 0 && row < rows) go(row, column, false);
+    else leave();
+  };
+  drawing.setAttribute("tabindex", 0);
+  drawing.addEventListener("pointermove", point);
+  drawing.addEventListener("pointerdown", point);
+  drawing.addEventListener("pointerleave", leave);
+  drawing.addEventListener("blur", leave);
+  drawing.addEventListener("keydown", (event) => {
+    const [row, column] = at || [0, -1], far = event.shiftKey ? 10 : 1;
+    const to = { ArrowRight: [row, column + far], ArrowLeft: [row, column - far], ArrowUp: [row - 1, column], ArrowDown: [row + 1, column] }[event.key];
+    if (event.key === "Escape") leave();
+    if (!to) return;
+    event.preventDefault();
+    go(...to, true);
+  });
+}
+
+function heat(host, block) {
+  host.replaceChildren();
+  const frame = el("div", { class: "plot" });
+  host.append(frame);
+  const rows = block.rows.length, columns = block.columns.length;
+  const width = Math.max(240, frame.clientWidth);
+  const above = block.ends.length > 0 || Math.max(...block.rows.map((name) => name.length)) > 12; // names above their rows
+  const pitch = above ? 38 : Math.max(4, Math.min(20, Math.floor(380 / rows))), cell = above ? 18 : pitch;
+  const left = above ? 0 : Math.max(...block.rows.map((name) => name.length)) * 6.3 + 10, top = above ? 18 : 4;
+  const groups = groupsOf(block.groups), height = top + rows * pitch + (groups.length > 1 ? 22 : 4) + (block.x ? 16 : 0);
+  const wide = (width - left) / columns, levels = bytesOf(block.values);
+  const colours = ramp(block.low, block.high, block.diverging);
+  const every = Math.ceil(11 / pitch);
+  const value = (row, column) => {
+    const level = levels[row * columns + column];
+    return level ? block.low + ((block.high - block.low) * (level - 1)) / 254 : null;
+  };
+  const named = groups.length > 1 && groups.every((group) => (group.end - group.start) * wide > group.name.length * 6 + 4);
+  const edge = top + rows * pitch;
+  const strips = above ? Array.from({ length: rows }, (_, k) => k) : [0];
+  const drawing = svg("svg", { width, height, role: "img", "aria-label": `${block.title}. ${block.rows.map((name, k) => [name, block.ends[k]].filter(Boolean).join(": ")).join("; ")}` },
+    strips.map((k) => svg("image", {
+      x: left, y: top + k * pitch, width: width - left, height: above ? cell : rows * pitch, preserveAspectRatio: "none",
+      href: above ? picture(levels.subarray(k * columns, (k + 1) * columns), columns, 1, colours) : picture(levels, columns, rows, colours),
+    })),
+    block.rows.map((name, k) => (above
+      ? [text(0, top + k * pitch - 5, name, { class: "tick strong" }),
+        text(width, top + k * pitch - 5, block.ends[k] || "", { class: "tick", "text-anchor": "end" })]
+      : k % every === 0 && text(left - 6, top + k * pitch + cell / 2 + 4, name, { class: "tick", "text-anchor": "end" }))),
+    groups.slice(1).map((group) => wide * columns / groups.length > 4 && svg("path", { class: "border", d: `M${left + group.start * wide} ${top}V${edge}` })),
+    named && groups.map((group) => text(left + ((group.start + group.end) / 2) * wide, edge + 14, group.name, { class: "tick", "text-anchor": "middle" })),
+    block.x && text(width, height - 4, block.x, { class: "label", "text-anchor": "end" }));
+  frame.append(drawing);
+  host.append(colourBar(block.low, block.high, block.unit, colours, block.diverging));
+  readableCells(frame, drawing, columns, rows, { left, top, width: width - left, pitch, cell }, (row, column) => {
+    const place = [block.columns[column], block.groups[column]].filter((part, k, all) => part && all.indexOf(part) === k).join(", ");
+    return [place, [[null, block.rows[row], `${figure(value(row, column) === null ? null : +value(row, column).toPrecision(3))} ${block.unit}`]]];
+  });
+}
+
+function matrices(host, block, state) {
+  host.replaceChildren();
+  const n = block.size, last = block.frames.length - 1;
+  if (state.moved === undefined || state.frame > last) state.frame = last; // the newest, until somebody chooses
+  const groups = groupsOf(block.groups);
+  const frame = el("div", { class: "plot" });
+  host.append(frame);
+  const named = groups.length > 1 && groups.length <= 12;
+  const left = named ? Math.max(...groups.map((group) => group.name.length)) * 6.6 + 12 : 2;
+  const side = Math.min(440, Math.max(200, frame.clientWidth - left - 2)), cell = side / n;
+  const colours = ramp(block.low, block.high, false);
+  let levels = bytesOf(block.frames[state.frame][1]);
+  const image = svg("image", { x: left, y: 2, width: side, height: side, preserveAspectRatio: "none" });
+  const drawing = svg("svg", { width: left + side + 2, height: side + 4, role: "img" }, image,
+    groups.length <= 40 && groups.slice(1).map((group) => svg("path", { class: "border", d: `M${left + group.start * cell} 2v${side}M${left} ${2 + group.start * cell}h${side}` })),
+    named && groups.map((group) => text(left - 6, 2 + ((group.start + group.end) / 2) * cell + 4, group.name, { class: "tick", "text-anchor": "end" })));
+  frame.append(drawing);
+  const label = el("output", {});
+  const slider = el("input", {
+    type: "range", min: 0, max: last, step: 1, value: state.frame, id: `${state.id}-slider`, "aria-label": `${block.title}: round`,
+    on: { input: () => { state.frame = +slider.value; state.moved = true; show(); } },
+  });
+  const show = () => {
+    const [name, values] = block.frames[state.frame];
+    levels = bytesOf(values);
+    image.setAttribute("href", picture(levels, n, n, colours));
+    drawing.setAttribute("aria-label", `${block.title}: who listens to whom, ${name}`);
+    slider.setAttribute("aria-valuetext", name);
+    label.textContent = name;
+  };
+  show();
+  host.append(el("div", { class: "slide" }, slider, label), colourBar(block.low, block.high, "weight", colours, false));
+  readableCells(frame, drawing, n, n, { left, top: 2, width: side, pitch: cell, cell }, (row, column) => {
+    const level = levels[row * n + column], of = (k) => (block.groups.length ? ` (group ${block.groups[k]})` : "");
+    const value = level ? figure(+(block.low + ((block.high - block.low) * (level - 1)) / 254).toPrecision(3)) : "–";
+    return [`row ${row + 1}${of(row)}`, [[null, `column ${column + 1}${of(column)}`, value]]];
+  });
+}

@@ -1,0 +1,249 @@
+"""Charts as files for a paper: PNG, SVG or PDF by matplotlib; the same block is the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polytier.report import blocks
+from polytier.report.blocks import Heat, Histogram, Lines, Matrices, Panels, Tree
+from polytier.report.palette import LIGHT, MARKERS, names_in
+from polytier.report.tables import size
+
+FORMATS = ("png", "svg", "pdf")
+CHARTS = (Lines, Panels, Matrices, Histogram, Heat, Tree)
+STYLE = {
+    "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 7, "xtick.labelsize": 7,
+    "ytick.labelsize": 7, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.6,
+    "axes.edgecolor": "0.3", "xtick.major.width": 0.6, "ytick.major.width": 0.6, "axes.grid": True,
+    "grid.color": "0.9", "grid.linewidth": 0.5, "axes.axisbelow": True, "lines.linewidth": 1.2,
+    "legend.frameon": False, "pdf.fonttype": 42, "svg.hashsalt": "polytier", "savefig.dpi": 200,
+}  # fmt: skip
+NO_DATES = {
+    "png": {"Software": None}, "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}  # fmt: skip
+WIDTH = 3.4  # inches: a column of a paper
+PANELS = 6  # matrices of a figure
+BORDERS, NAMED = 40, 12  # more groups have no borders, no names
+
+
+def save(block: Any, path: Path | str, form: str | None = None, names: Sequence[str] = ()) -> None:
+    """Draw a block; the format is that of the file's name, or `form`. `names` fixes who has which colour."""
+    form = form or Path(path).suffix.removeprefix(".").lower()
+    if form not in FORMATS:
+        raise ValueError(f"figures are .png, .svg or .pdf; got {Path(path).name}")
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ValueError('figures need an extra: pip install "polytier[plots]"') from error
+    draw = {Lines: lines, Panels: panels, Matrices: matrices, Histogram: histogram, Heat: heat, Tree: tree}[type(block)]
+    # a style of its own, whatever the caller's matplotlib is set to
+    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE, "backend": matplotlib.get_backend()}):
+        figure = Figure(layout="constrained")
+        draw(figure, block, colours(names or names_in([block])))
+        figure.savefig(path, format=form, metadata=NO_DATES[form])
+
+
+def colours(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """How the line of each name looks."""
+    return {
+        name: {"color": LIGHT[k % len(LIGHT)], "marker": MARKERS[k % len(MARKERS)]} for k, name in enumerate(names)
+    }
+
+
+# -- lines --------------------------------------------------------------------------------------------
+
+
+def lines(figure: Any, block: Lines, looks: dict[str, Any]) -> None:
+    beside = len(block.series) > 4
+    figure.set_size_inches(WIDTH + (1.3 if beside else 0.6), 2.5)
+    axis = figure.subplots()
+    plot(axis, block, looks)
+    axis.set_title(block.title, loc="left")
+    legend(figure, [axis], "outside right upper" if beside else None)
+
+
+def panels(figure: Any, block: Panels, looks: dict[str, Any]) -> None:
+    charts = block.charts
+    columns = min(3, len(charts)) or 1
+    rows = -(-len(charts) // columns) or 1
+    figure.set_size_inches(2.3 * columns + 0.4, 2.1 * rows + 0.6)
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=len({chart.y for chart in charts}) == 1)
+    for k, axis in enumerate(axes.flat):
+        if k >= len(charts):
+            axis.set_visible(False)
+            continue
+        plot(axis, charts[k], looks)
+        axis.set_title(charts[k].title, loc="left")
+        if k % columns and charts[k].y == charts[k - 1].y:
+            axis.set_ylabel("")
+    figure.suptitle(block.title, fontsize=9, x=0.01, ha="left")
+    legend(figure, axes.flat, "outside lower center")
+
+
+def plot(axis: Any, chart: Lines, looks: dict[str, Any]) -> None:
+    for series in chart.series:
+        look = looks[series.like or series.name]
+        x, y = numbers(series.x), numbers(series.y)
+        style = {"color": look["color"], "linestyle": (0, (4, 2)) if series.dashed else "-", "label": series.name}
+        axis.plot(x, y, marker=look["marker"], markersize=3, markevery=[len(x) - 1] if len(x) else None, **style)
+        if len(series.low):
+            axis.fill_between(x, numbers(series.low), numbers(series.high), color=look["color"], alpha=0.15, linewidth=0)
+    axis.set(xlabel=chart.x, ylabel=chart.y)
+    if chart.scale == "bytes":
+        from matplotlib.ticker import NullFormatter
+
+        axis.set_xscale("log")
+        axis.xaxis.set_major_formatter(lambda value, _: size(value))
+        axis.xaxis.set_minor_formatter(NullFormatter())
+    elif chart.scale == "log":
+        axis.set_yscale("log")
+
+
+def numbers(values: Iterable[float | None]) -> np.ndarray:
+    return np.array([np.nan if value is None else value for value in values], dtype=float)
+
+
+def legend(figure: Any, axes: Iterable[Any], place: str | None) -> None:
+    """Each name once."""
+    found: dict[str, Any] = {}
+    for axis in axes:
+        found |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
+    if len(found) < 2:
+        return
+    if place is None:
+        figure.axes[0].legend(found.values(), found.keys())
+    else:
+        columns = min(len(found), 4) if "lower" in place else 1
+        figure.legend(found.values(), found.keys(), loc=place, ncols=columns)
+
+
+# -- bars and trees -----------------------------------------------------------------------------------
+
+
+def histogram(figure: Any, block: Histogram, looks: dict[str, Any]) -> None:
+    columns = min(4, len(block.series))
+    rows = -(-len(block.series) // columns)
+    figure.set_size_inches(1.6 * columns + 0.4, 1.3 * rows + 0.5)
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    edges = np.asarray(block.edges)
+    for axis, (name, shares, mark) in zip(axes.flat, block.series, strict=False):
+        axis.bar(edges[:-1], shares, np.diff(edges), align="edge", color=looks[name]["color"], linewidth=0)
+        axis.set_title(name, loc="left")
+        if mark is not None:
+            axis.axvline(mark, color="0.2", linewidth=0.8, linestyle=(0, (2, 2)))
+    for axis in axes.flat[len(block.series) :]:
+        axis.set_visible(False)
+    figure.supxlabel(block.x, fontsize=8)
+    figure.supylabel(block.y, fontsize=8)
+
+
+def tree(figure: Any, block: Tree, looks: dict[str, Any]) -> None:
+    """A bar a link and direction; the tiers stand between them, from the top."""
+    columns = min(3, len(block.methods))
+    rows = -(-len(block.methods) // columns)
+    deepest = max(len(links) for _, _, links in block.methods)
+    figure.set_size_inches(2.4 * columns, (0.55 * deepest + 0.75) * rows)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    most = max(max(down, up) for _, _, links in block.methods for _, down, up in links) or 1
+    for axis, (name, tiers, links) in zip(axes.flat, block.methods, strict=False):
+        for k, (tier, nodes) in enumerate(tiers):
+            axis.text(0, -k, tier if nodes == 1 else f"{nodes:,} {tier}s", va="center", fontsize=7, weight="bold")
+        for k, (_, *amounts) in enumerate(links):
+            for place, way, amount in zip((-k - 0.37, -k - 0.63), ("down", "up"), amounts, strict=True):
+                colour = looks[name]["color"]
+                axis.barh(place, amount / most, 0.2, left=0.25, color=colour, alpha=1 if way == "down" else 0.55)
+                axis.text(0.22, place, way, ha="right", va="center", fontsize=6, color="0.4")
+                axis.text(0.28 + amount / most, place, size(amount), va="center", fontsize=6)
+        axis.set(xlim=(0, 1.65), ylim=(-deepest - 0.3, 0.4))
+        axis.set_title(name, loc="left")
+        axis.axis("off")
+    for axis in axes.flat[len(block.methods) :]:
+        axis.set_visible(False)
+
+
+# -- cells --------------------------------------------------------------------------------------------
+
+
+def heat(figure: Any, block: Heat, looks: dict[str, Any]) -> None:
+    values = grid(block.values)
+    figure.set_size_inches(2 * WIDTH, min(6.0, 0.16 * len(block.rows) + 1.0))
+    axis = figure.subplots()
+    most = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 1.0
+    low, cmap = (-most, "PuOr") if block.diverging else (0.0, "Blues")
+    image = axis.imshow(
+        values, aspect="auto", cmap=cmap, vmin=low, vmax=most or 1.0, interpolation="nearest", rasterized=True
+    )
+    axis.set_yticks(range(len(block.rows)), block.rows) if len(block.rows) <= 30 else axis.set_yticks([])
+    axis.set_xticks([])
+    if block.groups:
+        borders(axis, block.groups, down=False)
+    for k, text in enumerate(block.ends):
+        axis.text(1.01, k, text, transform=axis.get_yaxis_transform(), va="center", fontsize=6)
+    axis.set(xlabel=block.x)
+    axis.set_title(block.title, loc="left")
+    bare(axis)
+    figure.colorbar(image, ax=axis, label=block.unit, pad=0.02 if not block.ends else 0.16, fraction=0.03)
+
+
+def matrices(figure: Any, block: Matrices, looks: dict[str, Any]) -> None:
+    chosen = np.unique(np.linspace(0, len(block.frames) - 1, PANELS).round().astype(int))
+    frames = [(block.frames[k][0], grid(block.frames[k][1])) for k in chosen]
+    low, high = min(0.0, *(np.nanmin(v) for _, v in frames)), max(np.nanmax(v) for _, v in frames)
+    columns = len(frames) if len(frames) <= 3 else -(-len(frames) // 2)
+    rows = -(-len(frames) // columns)
+    figure.set_size_inches(2.2 * columns + 0.9, 2.3 * rows + 0.6)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    image = None
+    for k, (axis, (label, values)) in enumerate(zip(axes.flat, frames, strict=False)):
+        image = axis.imshow(values, vmin=low, vmax=high, cmap="Blues", interpolation="nearest", rasterized=True)
+        axis.set_facecolor("0.85")  # the diagonal
+        axis.set_title(label)
+        axis.set_xticks([])
+        axis.set_yticks([])
+        if block.groups:
+            borders(axis, block.groups, down=True, named=k % columns == 0)
+        bare(axis)
+    for axis in axes.flat[len(frames) :]:
+        axis.set_visible(False)
+    figure.colorbar(image, ax=axes, shrink=0.8, label="weight")
+    figure.suptitle(f"{block.title}\n{block.note}" if block.note else block.title, fontsize=8)
+
+
+def borders(axis: Any, groups: Sequence[str], down: bool, named: bool = True) -> None:
+    """Lines between groups of columns (and, `down`, of rows), and the names of few of them."""
+    change = [k for k in range(1, len(groups)) if groups[k] != groups[k - 1]]
+    starts, ends = [0, *change], [*change, len(groups)]
+    for end in change if len(change) < BORDERS else ():
+        axis.axvline(end - 0.5, color="tab:orange", linewidth=0.6)
+        if down:
+            axis.axhline(end - 0.5, color="tab:orange", linewidth=0.6)
+    if named and len(starts) <= NAMED:
+        middles = [(start + end - 1) / 2 for start, end in zip(starts, ends, strict=True)]
+        names = [groups[start] for start in starts]
+        (axis.set_yticks if down else axis.set_xticks)(middles, names)
+
+
+def grid(values: Any) -> np.ndarray:
+    """None and NaN are no value."""
+    return np.array([[np.nan if v is None else v for v in row] for row in values], dtype=float)
+
+
+def bare(axis: Any) -> None:
+    axis.grid(visible=False)
+    axis.tick_params(length=0)
+    for spine in axis.spines.values():
+        spine.set_visible(False)
+
+
+def charts_in(parts: Iterable[Any]) -> list[Any]:
+    """All that can be drawn, in order, out of its sections."""
+    found: list[Any] = []
+    for part in parts:
+        found += charts_in(part.blocks) if isinstance(part, blocks.Section) else [part] * isinstance(part, CHARTS)
+    return found

@@ -1,0 +1,183 @@
+"""A paper's figures beside ours: a verdict a row, what its figures claim, and the page; from run folders alone.
+
+An item comes with the folders of its finished runs, {run's name: {seed: folder}}, and why others are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import hypot
+from pathlib import Path
+from typing import Any
+
+from polytier.papers.plan import Chart, Claim, Curve, Item, Matrix, Row, Run
+from polytier.report import heatmap
+from polytier.report.blocks import Cell, Lines, Matrices, Panels, Section, Series, Table, Text
+from polytier.report.comparison import interval
+
+Folders = Mapping[str, Mapping[int, Path]]
+AGREES, HIGHER, LOWER, INCOMPARABLE, MISSING = "agrees", "higher", "lower", "not comparable", "not run"
+TONES = {AGREES: "good", HIGHER: "", LOWER: "bad", INCOMPARABLE: "muted", MISSING: "muted"}
+POINTS, FRAMES, CLIENTS = 300, 12, 100  # of a curve; rounds and clients of a matrix
+RULE = (
+    "Ours is the mean over seeds with its 95 % interval (Student's t). A row agrees if the two differ by at most the "
+    "item's margin, or by at most the root of the sum of squares of our interval's half width and twice the paper's "
+    "deviation; otherwise ours is higher or lower. Best: the best round on test data, as papers report; chosen: the "
+    "round that is best on validation data."
+)
+
+
+# -- figures ------------------------------------------------------------------------------------------
+
+
+def judge(item: Item, folders: Folders) -> dict[str, Any]:
+    """What is known of an item, for programs."""
+    return {
+        "name": item.name, "title": item.title, "unit": item.unit, "margin": item.margin, "reduced": item.reduced,
+        "rows": [judge_row(row, item.margin, folders) for row in item.rows],
+        "claims": [judge_claim(claim, folders) for claim in item.claims],
+    }  # fmt: skip
+
+
+def judge_row(row: Row, margin: float, folders: Folders) -> dict[str, Any]:
+    readings = [row.read(each) for each in by_seed(row.runs, folders).values()]
+    best, chosen = (interval(reading[k] for reading in readings) for k in (0, 1))
+    return {
+        "labels": list(row.labels), "paper": row.paper, "deviation": row.deviation, "differs": row.differs,
+        "best": {"ours": best, **verdict(best, row, margin)},
+        "chosen": {"ours": chosen, **verdict(chosen, row, margin)},
+    }  # fmt: skip
+
+
+def verdict(ours: dict[str, Any] | None, row: Row, margin: float) -> dict[str, Any]:
+    if ours is None or row.paper is None:
+        return {"difference": None, "verdict": MISSING if ours is None else INCOMPARABLE}
+    difference = ours["mean"] - row.paper
+    if row.differs:
+        return {"difference": difference, "verdict": INCOMPARABLE}
+    near = abs(difference) <= max(margin, hypot(ours["half"] or 0, 2 * (row.deviation or 0)))
+    return {"difference": difference, "verdict": AGREES if near else HIGHER if difference > 0 else LOWER}
+
+
+def judge_claim(claim: Claim, folders: Folders) -> dict[str, Any]:
+    own = [list(folders.get(run.name, {}).values()) for run in claim.runs]
+    holds, rests_on = claim.holds(own) if all(own) else (None, "")
+    return {"text": claim.text, "holds": holds, "rests_on": rests_on}
+
+
+def by_seed(runs: Sequence[Run], folders: Folders) -> dict[int, list[Path]]:
+    """For each seed that all runs have finished, their folders."""
+    found = [folders.get(run.name, {}) for run in runs]
+    seeds = sorted(set.intersection(*(set(each) for each in found)))
+    return {seed: [each[seed] for each in found] for seed in seeds}
+
+
+# -- what is shown ------------------------------------------------------------------------------------
+
+
+def section(item: Item, judged: Mapping[str, Any], folders: Folders, why: Mapping[str, str]) -> Section:
+    """All of an item; `why` gives the reason for each run that is missing."""
+    blocks: list[Any] = [Text(f"Reduced here: {item.reduced}.")] if item.reduced else []
+    if item.rows:
+        blocks.append(verdict_table(item, judged))
+    if item.claims:
+        blocks.append(claim_table(item, judged))
+    blocks += [panels for panels in (charts(item, folders),) if panels.charts]
+    blocks += [found for matrix in item.matrices if (found := matrices(matrix, item, folders)) is not None]
+    reasons: dict[str, list[str]] = {}
+    for run in item.runs():
+        if run.name in why:
+            reasons.setdefault(why[run.name], []).append(run.name)
+    blocks += [Text(f"Not run: {', '.join(names)}. {reason}") for reason, names in reasons.items()]
+    blocks += [Text(note) for note in item.notes]
+    return Section(f"{item.name}: {item.title}", blocks)
+
+
+def verdict_table(item: Item, judged: Mapping[str, Any]) -> Table:
+    rows = []
+    for row in judged["rows"]:
+        paper = number(row["paper"], row["deviation"])
+        cells = [*row["labels"], Cell(paper, row["paper"])]
+        for how in ("best", "chosen"):
+            found = row[how]
+            ours, word = found["ours"], found["verdict"]
+            cells.append(Cell("-" if ours is None else number(ours["mean"], ours["half"]), ours and ours["mean"]))
+            difference = found["difference"]
+            cells.append(Cell("-" if difference is None else f"{difference:+.2f}", difference))
+            cells.append(Cell(word, tone=TONES[word]))
+        rows.append([*cells, Cell(row["differs"], tone="muted")])
+    columns = (*item.columns, f"paper ({item.unit})", "ours, best", "difference", "verdict")
+    columns = (*columns, "ours, chosen", "difference", "verdict", "why not")
+    seeds = {row[how]["ours"]["seeds"] for row in judged["rows"] for how in ("best", "chosen") if row[how]["ours"]}
+    note = f"{' to '.join(map(str, sorted({min(seeds), max(seeds)})))} seeds; margin {item.margin:g}" if seeds else ""
+    return Table(item.title, *without_empty(columns, rows), note=note)
+
+
+def without_empty(columns: Sequence[str], rows: list[list[Any]]) -> tuple[list[str], list[list[Any]]]:
+    """Columns in which nothing is said are left out."""
+    texts = [[cell.text if isinstance(cell, Cell) else cell for cell in row] for row in rows]
+    kept = [k for k in range(len(columns)) if any(row[k] not in ("", "-") for row in texts)]
+    return [columns[k] for k in kept], [[row[k] for k in kept] for row in rows]
+
+
+def number(mean: float | None, spread: float | None) -> str:
+    return "-" if mean is None else f"{mean:.2f}" + ("" if spread is None else f" ± {spread:.2f}")
+
+
+def claim_table(item: Item, judged: Mapping[str, Any]) -> Table:
+    words = {
+        True: Cell("holds", tone="good"),
+        False: Cell("does not hold", tone="bad"),
+        None: Cell(MISSING, tone="muted"),
+    }
+    rows = [[claim["text"], words[claim["holds"]], claim["rests_on"]] for claim in judged["claims"]]
+    return Table(f"What the paper says of {item.name}", ["in the paper", "here", "rests on"], rows)
+
+
+def charts(item: Item, folders: Folders) -> Panels:
+    drawn = [found for chart in item.charts if (found := lines(chart, folders)).series]
+    return Panels(item.title, drawn, f"Reduced: {item.reduced}." if item.reduced else "")
+
+
+def lines(chart: Chart, folders: Folders) -> Lines:
+    series = [found for curve in chart.curves if (found := mean_curve(curve, folders)) is not None]
+    return Lines(chart.title, chart.x, chart.y, series)
+
+
+def mean_curve(curve: Curve, folders: Folders) -> Series | None:
+    """Mean and 95 % interval over seeds, at the points that all of them have."""
+    found = [dict(zip(*curve.read(each), strict=True)) for each in by_seed(curve.runs, folders).values()]
+    x = sorted(set.intersection(*map(set, found))) if found else []
+    x = [x[k] for k in heatmap.evenly(len(x), POINTS)] if x else x
+    if not x:
+        return None
+    middle = [interval(points[at] for points in found) for at in x]
+    y = [None if m is None else m["mean"] for m in middle]
+    if len(found) == 1:
+        return Series(curve.name, x, y, dashed=curve.dashed)
+    low, high = ([None if m is None else m["mean"] + sign * (m["half"] or 0) for m in middle] for sign in (-1, 1))
+    return Series(curve.name, x, y, low, high, curve.dashed)
+
+
+def matrices(matrix: Matrix, item: Item, folders: Folders) -> Matrices | None:
+    """The first seed's, over time."""
+    seeds = folders.get(matrix.run.name, {})
+    path = seeds[min(seeds)] / "collaboration.npz" if seeds else None
+    if path is None or not path.exists():
+        return None
+    found = heatmap.matrices(path, FRAMES, CLIENTS)
+    note = f"{found.title}. {found.note}" + (f" Reduced: {item.reduced}." if item.reduced else "")
+    return Matrices(f"{item.name}: {matrix.title}", found.frames, found.groups, note)
+
+
+def overview(judged: Sequence[Mapping[str, Any]]) -> Table:
+    """How many rows of each item agree, and how many claims hold."""
+    rows = []
+    for item in judged:
+        words = [row["best"]["verdict"] for row in item["rows"]]
+        holds = [claim["holds"] for claim in item["claims"]]
+        said = f"{holds.count(True)} of {len(holds) - holds.count(None)}" if len(holds) > holds.count(None) else ""
+        counts = [Cell(str(words.count(word) or ""), words.count(word)) for word in TONES]
+        rows.append([item["name"], item["title"], *counts, said])
+    columns = ["item", "what", *TONES, "claims that hold"]
+    return Table("Overview", *without_empty(columns, rows), note="Rows by the best round.")

@@ -1,0 +1,248 @@
+"""Run folders found, read and put together: by data, then by method and settings; needs no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from polytier.report.files import read_config, read_devices, read_json, read_rounds, read_summary
+
+PYTHON = "python"  # data that were given in Python and have no name
+DATA = ("data", "model", "devices", "partition", "per_class", "split", "standardize")
+NO_DATA = ("random", "learned")  # formations of teams that leave the devices' samples as they are
+# where and how it was computed; the seed is what runs of one setting differ in
+NO_SETTING = ("seed", "out", "data_dir", "engine", "workers", "tile", "batching", "versions")
+MOST = 3  # settings in a name
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run folder; unfinished: it has fewer rounds than it was asked for."""
+
+    folder: Path
+    config: Record
+    history: list[Record]
+    whole: bool  # every line of metrics.jsonl could be read
+    summary: Record | None
+
+    @property
+    def seed(self) -> int:
+        return self.config.get("seed", 0)
+
+    @property
+    def rounds(self) -> int:
+        return self.history[-1]["round"] if self.history else 0
+
+    @property
+    def wanted(self) -> int:
+        return self.config.get("rounds", 0)
+
+    @property
+    def finished(self) -> bool:
+        return self.summary is not None and self.summary["rounds"] >= self.wanted
+
+    @cached_property
+    def devices(self) -> dict[str, list[str]]:
+        """The columns of devices.csv; none while the run goes on."""
+        return read_devices(self.folder) if self.finished else {}
+
+    @cached_property
+    def tiers(self) -> list[Record]:
+        path = self.folder / "topology.json"
+        return read_json(path)["tiers"] if path.exists() else []
+
+    @cached_property
+    def held(self) -> str:
+        """A hash of who holds how many samples of which label; empty while that is not known."""
+        kinds = ("id", "samples", "train", "validation", "test")
+        columns = {k: v for k, v in self.devices.items() if k.endswith(kinds) or "label_" in k}
+        return hashlib.sha256(json.dumps(columns).encode()).hexdigest() if columns else ""
+
+    def traffic(self) -> dict[str, dict[str, int]]:
+        """Bytes by link and direction, of all rounds."""
+        if self.finished:
+            return self.summary["traffic"]  # type: ignore[index]
+        total: dict[str, dict[str, int]] = {}
+        for record in self.history:
+            for link, ways in record["bytes"].items():
+                sums = total.setdefault(link, dict.fromkeys(ways, 0))
+                for way, amount in ways.items():
+                    sums[way] += amount
+        return total
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """What is one line of a chart: the finished runs of a method with the same settings, or one that is unfinished."""
+
+    name: str
+    runs: Sequence[Run]
+    like: str = ""  # the variant whose colour it has
+
+    @property
+    def finished(self) -> bool:
+        return self.runs[0].finished
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """Runs on the same data with the same model, by variant."""
+
+    title: str
+    variants: list[Variant]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def finished(self) -> list[Variant]:
+        return [variant for variant in self.variants if variant.finished]
+
+
+# -- finding and reading ------------------------------------------------------------------------------
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / "config.toml").is_file() and any((folder / f).exists() for f in ("topology.json", "metrics.jsonl"))
+
+
+def find(folders: Iterable[Path]) -> list[Path]:
+    """The run folders among and below these; each once, never inside another."""
+    found: dict[Path, Path] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(f"there is no folder {folder}; `polytier run` makes run folders, by default below runs/")
+        there = list(below(folder))
+        if not there:
+            raise ValueError(
+                f"there is no run folder in {folder} (a run folder holds config.toml and metrics.jsonl); "
+                "`polytier run --out DIR` and `polytier compare --out DIR` make some"
+            )
+        for path in there:
+            found.setdefault(path.resolve(), path)
+    return list(found.values())
+
+
+def below(folder: Path) -> Iterator[Path]:
+    for path, names, _ in os.walk(folder):
+        if is_run(Path(path)):
+            names.clear()  # not inside a run folder
+            yield Path(path)
+        names[:] = sorted(name for name in names if not name.startswith("."))
+
+
+def read(folder: Path) -> Run:
+    config, (history, whole), summary = read_config(folder), read_rounds(folder), read_summary(folder)
+    if "algorithm" not in config:
+        raise ValueError(f"{folder / 'config.toml'} is not of a run: it names no algorithm")
+    return Run(folder, config, history, whole, summary)
+
+
+# -- putting together ---------------------------------------------------------------------------------
+
+
+def studies(folders: Iterable[Path]) -> list[Study]:
+    """All runs in these folders, put together by their data; data that differ are never in one study."""
+    by_data: dict[str, list[Run]] = {}
+    for run in map(read, find(folders)):
+        by_data.setdefault(json.dumps(data_of(run.config), sort_keys=True), []).append(run)
+    result = []
+    for runs in by_data.values():
+        parts = apart(runs)
+        for number, part in enumerate(parts, 1):
+            result.append(make_study(part, f" ({number} of {len(parts)})" if len(parts) > 1 else ""))
+    return result
+
+
+def data_of(config: Mapping[str, Any]) -> Record:
+    """The settings on which the devices' samples depend, and the model."""
+    found = {name: config.get(name) for name in DATA}
+    formation = str(config.get("team_formation", NO_DATA[0]))
+    if formation.split(":")[0] not in NO_DATA:
+        found |= {"team_formation": formation, "teams": config.get("teams")}
+    models = config.get("models")
+    if isinstance(models, Mapping):
+        found["models"] = {name: {k: own.get(k) for k in DATA} for name, own in models.items()}
+    return found
+
+
+def apart(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs that say the same of their data but whose devices do not hold the same."""
+    seen: dict[int, set[str]] = {}
+    for run in runs:
+        if run.held:
+            seen.setdefault(run.seed, set()).add(run.held)
+    if runs[0].config.get("data") != PYTHON and all(len(prints) == 1 for prints in seen.values()):
+        return [list(runs)]
+    parts: dict[str, list[Run]] = {}
+    for run in runs:
+        parts.setdefault(run.held or str(run.folder), []).append(run)
+    return list(parts.values())
+
+
+def make_study(runs: Sequence[Run], suffix: str) -> Study:
+    notes, by_setting = [], {}
+    for run in runs:
+        if not run.whole:
+            notes.append(
+                f"{run.folder}: metrics.jsonl is cut in the middle of a line; it is used up to round {run.rounds}. "
+                + ("All else comes from the other files." if run.finished else f"Go on: polytier resume {run.folder}")
+            )
+        same = by_setting.setdefault(json.dumps(settings_of(run.config), sort_keys=True), {})
+        twin = same.get(run.seed)
+        if twin is not None:
+            notes.append(f"{run.folder} and {twin.folder} are the same run; the one that is further counts, once.")
+        if twin is None or (run.finished, run.rounds) > (twin.finished, twin.rounds):
+            same[run.seed] = run
+    groups = [[same[seed] for seed in sorted(same)] for same in by_setting.values()]
+    variants: list[Variant] = []
+    for name, group in sorted(zip(names_of(groups), groups, strict=True), key=lambda pair: pair[0]):
+        done = [run for run in group if run.finished]
+        if done:
+            variants.append(Variant(name, done))
+        variants += [Variant(f"{name}, seed {run.seed}, unfinished", [run], name) for run in group if not run.finished]
+    return Study(data_title(runs[0]) + suffix, variants, notes)
+
+
+def settings_of(config: Mapping[str, Any], prefix: str = "") -> Record:
+    """All that decides the result but the seed, flat: set.device_lr."""
+    found: Record = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping) and (prefix or name not in NO_SETTING):
+            found |= settings_of(value, f"{prefix}{name}.")
+        elif prefix or name not in NO_SETTING:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+def names_of(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """The method, and what tells it from others of the same method."""
+    flat = [settings_of(group[0].config) for group in groups]
+    names: list[str] = []
+    for own in flat:
+        others = [other for other in flat if other["algorithm"] == own["algorithm"]]
+        keys = dict.fromkeys(key for other in others for key in other)
+        differ = [key for key in keys if len({json.dumps(other.get(key)) for other in others}) > 1]
+        what = ", ".join(f"{key.removeprefix('set.')}={own.get(key, '-')}" for key in differ[:MOST])
+        names.append(f"{own['algorithm']} ({what})" if what else own["algorithm"])
+    return [name if names.count(name) == 1 else f"{name} #{names[: k + 1].count(name)}" for k, name in enumerate(names)]
+
+
+def data_title(run: Run) -> str:
+    """What the devices hold, in few words."""
+    config, tiers = run.config, run.tiers
+    models = config.get("models")
+    if isinstance(models, Mapping):
+        what = " and ".join(f"{own.get('data', config['data'])} ({own.get('model', '')})" for own in models.values())
+    else:
+        data = "data given in Python" if config["data"] == PYTHON else Path(config["data"]).name
+        what = f"{data}, {config.get('model', 'a model given in Python')}"
+    how = config.get("partition") or (f"{config['per_class']} a class" if config.get("per_class") else "")
+    who = f"{len(tiers[-1]['ids']):,} devices" if tiers else ""
+    return ", ".join(part for part in (what, who, how) if part)

@@ -1,0 +1,158 @@
+"""Runs of a comparison or a reproduction, each a process of its own: started, resumed, stopped together.
+
+Beside every run folder lies FOLDER.toml, what was asked for: the same again goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+
+from polytier.config import Config, check_config, read_toml, to_toml
+from polytier.report import comparison
+from polytier.report.comparison import DIVERGED, DONE, FAILED, INTERRUPTED, NOT_APPLICABLE, RUNNING, WAITING
+from polytier.report.files import read_summary
+from polytier.terminal import BAD_INPUT, Interrupt, say
+from polytier.terminal import INTERRUPTED as EXIT_INTERRUPTED
+
+ENDS = {0: DONE, BAD_INPUT: NOT_APPLICABLE, EXIT_INTERRUPTED: INTERRUPTED}
+TICK = 0.5  # seconds from one look at the runs to the next
+
+
+@dataclass
+class Task:
+    """A run, and how it goes."""
+
+    method: str
+    config: Config
+    folder: Path
+    state: str = WAITING
+    reason: str = ""  # why it is not done
+    notes: list[str] = field(default_factory=list)  # what the run had to say
+
+    @property
+    def asked(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.toml")
+
+    def entry(self) -> dict[str, Any]:
+        """What its record begins with."""
+        names = {"method": self.method, "seed": self.config.seed, "folder": self.folder.name}
+        return {**names, "rounds": self.config.rounds, "state": self.state, "reason": self.reason}
+
+    def look(self) -> None:
+        """Whether it is done already."""
+        if (read_summary(self.folder) or {}).get("rounds", 0) >= self.config.rounds:
+            self.state = DONE
+
+
+def check_same(tasks: Sequence[Task]) -> None:
+    """Folders that are there must be of the same runs."""
+    for task in tasks:
+        before = check_config(read_toml(task.asked)) if task.asked.exists() else task.config
+        names = [name for name in Config.model_fields if getattr(before, name) != getattr(task.config, name)]
+        if names:
+            now = ", ".join(f"{n} {getattr(before, n)} (now {getattr(task.config, n)})" for n in names)
+            raise ValueError(f"{task.folder} was made with {now}; repeat that, or name another --out")
+        if task.folder.exists() and not task.asked.exists():
+            raise ValueError(f"{task.folder} was not made by this command; name another --out")
+
+
+def run_tasks(tasks: Sequence[Task], out: Path, jobs: int, show: bool) -> None:
+    """Run all that is not finished; with `show`, a table on a terminal and lines elsewhere."""
+    console = Console(stderr=True)
+    live = Live(console=console, transient=True) if show and console.is_terminal else None
+    noted: set[str] = set()
+    with Interrupt() as interrupt, live or nullcontext(), closing(ends(tasks, jobs, interrupt)) as ended:
+        for task in ended:
+            if live is not None:
+                ended_now = sum(t.state not in (WAITING, RUNNING) for t in tasks)
+                bar = ProgressBar(total=len(tasks), completed=ended_now, width=40)
+                live.update(Group(bar, comparison.progress_table(out, [t.entry() for t in tasks])))
+            if task is None or not show:
+                continue
+            for note in (f"{task.method}: {text}" for text in task.notes):
+                if note not in noted:
+                    noted.add(note)
+                    say(note)
+            if live is None:
+                how = comparison.progress(task.folder, task.state, task.config.rounds)
+                how += f": {task.reason}" if task.reason else ""
+                left = sum(t.state in (WAITING, RUNNING) for t in tasks)
+                say(f"{task.method}, seed {task.config.seed}: {how} ({left} to go)")
+
+
+def ends(tasks: Sequence[Task], jobs: int, stop: Callable[[], bool]) -> Generator[Task | None]:
+    """Run what is not finished, `jobs` at a time; yields each task when it ends, and None while time goes by."""
+    waiting = [task for task in tasks if task.state == WAITING]
+    running: list[tuple[Task, subprocess.Popen, Any]] = []
+    asked = False
+    try:
+        while running or (waiting and not asked):
+            while waiting and len(running) < jobs and not stop():
+                task, errors = waiting.pop(0), tempfile.TemporaryFile()  # noqa: SIM115  closed when it ends
+                task.asked.write_text(to_toml(task.config.model_dump()), encoding="utf-8")
+                # a group of its own: Ctrl-C comes to it from here, and once
+                process = subprocess.Popen(
+                    command(task), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, process_group=0
+                )
+                running.append((task, process, errors))
+                task.state = RUNNING
+            if stop() and not asked:
+                asked = True
+                tell(running)
+            yield None
+            over = [each for each in running if each[1].poll() is not None]
+            for each in over:
+                running.remove(each)
+                task, process, errors = each
+                end(task, process.returncode, errors, asked)
+                yield task
+            if not over:
+                time.sleep(TICK)
+    finally:
+        tell(running)  # the second time: they stop at once
+        for task, process, errors in running:
+            end(task, process.wait(), errors, True)
+
+
+def command(task: Task) -> list[str]:
+    """A process that starts the run, or goes on with it."""
+    if any((task.folder / "checkpoints").glob("round-*")):
+        how = ["resume", str(task.folder)]
+    else:
+        shutil.rmtree(task.folder, ignore_errors=True)  # killed before its first checkpoint
+        how = ["run", str(task.asked), "--out", str(task.folder)]
+    return [sys.executable, "-m", "polytier.cli", *how, "--quiet"]
+
+
+def tell(running: Sequence[tuple[Task, subprocess.Popen, Any]]) -> None:
+    for _, process, _ in running:
+        process.send_signal(signal.SIGINT)
+
+
+def end(task: Task, code: int, errors: Any, asked: bool) -> None:
+    """How a run ended, and what it said."""
+    errors.seek(0)
+    said = [line for line in errors.read().decode(errors="replace").splitlines() if line.strip()]
+    errors.close()
+    task.state = INTERRUPTED if asked and code else ENDS.get(code, FAILED)
+    if task.state == DONE:
+        task.notes = said
+    elif task.state != INTERRUPTED:
+        last = next((line for line in reversed(said) if line.startswith("polytier: ")), "".join(said[-1:]))
+        task.reason = last.removeprefix("polytier: ") or f"exit code {code}"
+        if task.reason.startswith("diverged "):
+            task.state, task.reason = DIVERGED, task.reason.removeprefix("diverged ")
