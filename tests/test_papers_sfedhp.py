@@ -106,7 +106,7 @@ def test_full_has_the_papers_sizes(full):
         assert (fields["device_lr"], fields["device_steps"]) == (0.05, 5)
         assert fields.get("team_rounds", 20) == fields.get("local_rounds", 20) == 20
         assert settings["partition"] == ("labels:2" if run.name.endswith("2-labels") else "labels:5")
-        assert settings["eval_every"] == 40
+        assert settings["eval_every"] == 20
         if settings["algorithm"] == "sfedhp":
             assert fields["device_pull"] == fields["team_pull"]
             assert (fields["team_lr"], fields["server_lr"], fields["smoothing"]) == (0.05, 1.0, 6e-5)

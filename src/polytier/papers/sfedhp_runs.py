@@ -54,10 +54,9 @@ METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 def run(name: str, quick: bool, rounds: int, **settings: Any) -> Run:
-    shared = {"devices": 20, "teams": 4, "team_formation": "random", "batch_size": 20}
-    return Run(
-        name, {**settings, **shared, "rounds": rounds, "eval_every": max(1, rounds // 20)}, 1 if quick else SEEDS
-    )  # fmt: skip
+    shared = {"devices": 20, "teams": 4, "team_formation": "random", "batch_size": 20, "rounds": rounds}
+    every = max(1, rounds // (10 if quick else 40))
+    return Run(name, {**settings, **shared, "eval_every": every}, 1 if quick else SEEDS)
 
 
 def table_run(method: str, place: Place, quick: bool, labels: int = 5) -> Run:
