@@ -1,4 +1,4 @@
-"""Multi-model federated learning with provable guarantees (Bhuyan, Moharir, Joshi 2022): Figures 1-7, Tables 4 and 5."""
+"""Multi-model federated learning (Bhuyan, Moharir, Joshi 2022): Figures 1-7, Tables 4 and 5."""
 
 from __future__ import annotations
 
