@@ -186,5 +186,7 @@ def one_cluster(finished: Finished) -> tuple[bool, str]:
 
 def mistakes(finished: Finished) -> tuple[bool, str]:
     """Some group is wrong at some iteration of the second half."""
-    indices = [m["adjusted_rand_index"] for f in finished[0] for n, m in (s := matches(f)).items() if 2 * n > max(s)]
-    return min(indices) < 1, f"lowest adjusted Rand index: {min(indices):.2f}"
+    lowest = 1.0
+    for match in (matches(folder) for folder in finished[0]):
+        lowest = min(lowest, *(m["adjusted_rand_index"] for number, m in match.items() if 2 * number > max(match)))
+    return lowest < 1, f"lowest adjusted Rand index: {lowest:.2f}"
