@@ -187,7 +187,7 @@ def accuracy_together(split: str, name: str) -> Callable[[Sequence[Path]], Readi
 
     def read(folders: Sequence[Path]) -> Reading:
         at = rounds_together(folders, split)[1]
-        found = next((r for r in judged(folders[-1], split) if r["round"] == at), None)
-        return percent(found and found["models"][name]["global"][split]["accuracy"]), None
+        reached = {r["round"]: r["models"][name]["global"][split]["accuracy"] for r in judged(folders[-1], split)}
+        return percent(None if at is None else reached[at]), None
 
     return read
