@@ -45,10 +45,11 @@ def curvature(world: World) -> Curvature:
         return make([l2] * len(found), found, "exact", "for all models: half the largest eigenvalue of X'X/n, + l2")
     some = spread(len(devices), MOST_DEVICES)
     try:
-        ends = [extremes(hessian_product(world, k), world.objective.dimension, world.seed, 1e-3) for k in some]
+        start = first_vector(world.objective.dimension, world.seed, world.objective.initial)
+        ends = [extremes(hessian_product(world, k), start.to(world.objective.device), 1e-3) for k in some]
     except (RuntimeError, NotImplementedError) as error:
         raise ValueError(
-            f"the model has no second derivatives here ({error}); give the curvature: --given mu=0 --given L=10"
+            f"the model has no second derivatives here ({error}); give least and largest curvature with --given"
         ) from None
     samples = f"at most {MOST_SAMPLES} samples each"
     how = f"Hessian at the first model, power iteration, {len(some)} of {len(devices)} devices, {samples}"
@@ -64,9 +65,10 @@ def quick_curvature(world: World) -> Curvature | None:
         return curvature(world)
     if not is_softmax_regression(world):
         return None
-    sizes = torch.stack([inputs(world, k).square().sum(1).mean() for k in range(len(federation))])
-    most = sizes.argsort(descending=True)[:CHEAP_DEVICES].tolist()  # the trace of X'X/n is above its eigenvalues
-    found = [softmax_smoothness(inputs(world, k), world.seed, 1e-3) + world.objective.l2 for k in most]
+    read = [inputs(world, k, torch.float32) for k in range(len(federation))]
+    sizes = torch.stack([x.square().sum(1).mean() for x in read])  # the trace of X'X/n bounds its eigenvalues
+    most = sizes.argsort(descending=True)[:CHEAP_DEVICES].tolist()
+    found = [softmax_smoothness(read[k], world.seed, 1e-3) + world.objective.l2 for k in most]
     return make([world.objective.l2], found, "exact", f"{len(most)} devices with the longest inputs")
 
 
@@ -79,10 +81,10 @@ def spread(n: int, most: int) -> list[int]:
     return torch.linspace(0, n - 1, min(n, most)).round().long().tolist()
 
 
-def inputs(world: World, device: int) -> Tensor:
+def inputs(world: World, device: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """[n, F] training inputs of a device, flat."""
     federation = world.batches.federation
-    return federation.inputs(federation.device(device)[0], world.objective.dtype).flatten(1)
+    return federation.inputs(federation.device(device)[0], dtype).flatten(1)
 
 
 # -- quadratics ---------------------------------------------------------------------------------------
@@ -144,9 +146,8 @@ def hessian_product(world: World, device: int) -> Callable[[Tensor], Tensor]:
     return product
 
 
-def extremes(product: Callable[[Tensor], Tensor], size: int, seed: int, tolerance: float) -> tuple[float, float]:
+def extremes(product: Callable[[Tensor], Tensor], start: Tensor, tolerance: float) -> tuple[float, float]:
     """The least and the largest eigenvalue of a symmetric v -> H v."""
-    start = first_vector(size, seed, product(torch.zeros(size)))
     far = largest(product, start, tolerance)  # of the largest magnitude
     other = far + largest(lambda v: product(v) - far * v, start, tolerance)
     return min(far, other), max(far, other)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,10 +47,11 @@ class Prediction:
 def condition(where: str, text: str, known: Known, note: str = "") -> Condition:
     """`text` is LEFT RELATION RIGHT, as in "eta <= 1 / (lam + gamma)"."""
     left, relation, right = re.split(r"\s(<=|>=|==|<|>)\s", text)
-    missing = tuple(dict.fromkeys((*unknown_letters(left, known), *unknown_letters(right, known))))
-    value, bound = (None if unknown_letters(side, known) else compute(side, known) for side in (left, right))
-    value = None if value is None else worst(value, relation, left=True)
-    bound = None if bound is None else worst(bound, relation, left=False)
+    value, bound = (
+        None if unknown_letters(side, known) else worst(compute(side, known), relation, side == left)
+        for side in (left, right)
+    )
+    missing = tuple(dict.fromkeys([*unknown_letters(left, known), *unknown_letters(right, known)]))
     nowhere = value is None or bound is None or np.isnan(value) or np.isnan(bound)
     holds = None if nowhere else bool(RELATIONS[relation](value, bound))
     return Condition(
@@ -68,14 +69,14 @@ def with_derived(known: Known, **texts: str) -> dict[str, Any]:
     """The letters and those that follow from them, in this order; what needs an unknown one stays unknown."""
     found = dict(known)
     for letter, text in texts.items():
-        if letter not in found and not list(unknown_letters(text, found)):
+        if letter not in found and not unknown_letters(text, found):
             found[letter] = compute(text, found)
     return found
 
 
-def unknown_letters(text: str, known: Known) -> Iterator[str]:
+def unknown_letters(text: str, known: Known) -> list[str]:
     names = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", text))
-    return (shown(name) for name in names if name not in FUNCTIONS and known.get(name) is None)
+    return [shown(name) for name in names if name not in FUNCTIONS and name not in known]
 
 
 def compute(text: str, known: Known) -> Any:
