@@ -1,6 +1,6 @@
 """Compare methods on an .npz of your own: one split, one protocol, a table.
 
-python examples/compare_methods.py [FOLDER]      the file and nothing else is written there
+python examples/compare_methods.py [FOLDER]      where the file goes
 
 The file holds a row a sample: x, y, and the names of its device and its team. The data here are made: 32 machines in
 four plants watch 20 sensors and tell three states apart. What the sensors mean differs a lot from plant to plant and a
@@ -22,16 +22,17 @@ everywhere = rng.normal(scale=0.5, size=(20, 3))
 for plant in ("north", "east", "south", "west"):
     here = everywhere + rng.normal(scale=0.5, size=(20, 3))
     for machine in range(8):
-        meaning = here + rng.normal(scale=0.3, size=(20, 3))
+        meaning = here + rng.normal(scale=0.4, size=(20, 3))
         sensors = rng.normal(size=(40, 20))
         x.append(sensors)
         y.append((sensors @ meaning + rng.normal(size=(40, 3))).argmax(1))
         device += 40 * [f"{plant}-{machine}"]
         team += 40 * [plant]
-np.savez(folder / "machines.npz", x=np.concatenate(x), y=np.concatenate(y), device=device, team=team)
+file = folder / "machines.npz"
+np.savez(file, x=np.concatenate(x), y=np.concatenate(y), device=device, team=team)
 
 # From here on it is your file. Every method takes 20 gradients a round at every device.
-federation = polytier.build_federation(folder / "machines.npz")
+federation = polytier.build_federation(file)
 methods = {
     "each machine alone": polytier.ALGORITHMS["local"](device_lr=0.1),
     "one model for all (FedAvg)": polytier.FedAvg(device_lr=0.1),
@@ -44,5 +45,6 @@ print(f"{len(federation)} machines in {len(np.unique(team))} plants, test accura
 print(f"{'':34}{'personal':>9}{'team':>9}{'global':>9}")
 for name, method in methods.items():
     last = polytier.train(method, federation, "mclr", rounds=20, eval_every=20).history[-1]
-    cells = [f"{100 * last[kind]['test']['accuracy']:.1f}" if kind in last else "-" for kind in ("personal", "team", "global")]
-    print(f"{name:34}{cells[0]:>9}{cells[1]:>9}{cells[2]:>9}")
+    cells = [100 * last[kind]["test"]["accuracy"] if kind in last else None for kind in ("personal", "team", "global")]
+    print(f"{name:34}" + "".join(f"{'-' if cell is None else format(cell, '.1f'):>9}" for cell in cells))
+print(f"\nwith intervals over seeds: polytier compare local,fedavg,hier-fedavg,permfl --data {file}")

@@ -19,7 +19,7 @@ for region in ("north", "south"):
     for number in range(4):
         at_site = in_region + rng.normal(scale=0.5, size=(20, 3))
         for machine in range(6):
-            meaning = at_site + rng.normal(scale=0.3, size=(20, 3))
+            meaning = at_site + rng.normal(scale=0.5, size=(20, 3))
             sensors = rng.normal(size=(60, 20))
             x.append(sensors)
             y.append((sensors @ meaning + rng.normal(size=(60, 3))).argmax(1))
