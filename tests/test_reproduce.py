@@ -74,7 +74,10 @@ def test_curves_have_bands_over_seeds_and_few_points(tmp_path):
     assert found is not None
     assert list(found.x) == [1, 2]
     assert found.y[1] == pytest.approx(92)
-    assert found.low[1] < 92 < found.high[1]
+    low, high = found.low[1], found.high[1]
+    assert low is not None
+    assert high is not None
+    assert low < 92 < high
     many = Curve("long", (run,), lambda _: (list(range(5000)), [0.0] * 5000))
     long = reproduction.mean_curve(many, folders)
     assert long is not None
