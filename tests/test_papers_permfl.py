@@ -169,6 +169,7 @@ def test_rising_forgives_no_more_than_seeds_differ(tmp_path: Path):
     claim = rising("each is faster", [Run(n, {}) for n in "abc"], list("abc"), "personal")
     assert claim.holds([[low], [dip], [high]])[0]
     assert not claim.holds([[low], [drop], [high]])[0]
+    assert not claim.holds([[dip], [low], [low]])[0]  # 0.05 points are no rise
 
 
 def test_settled(tmp_path: Path):
