@@ -375,6 +375,14 @@ def test_a_diverging_run_stops_with_advice(tmp_path):
     assert torch.isfinite(model).all()
 
 
+def test_a_run_that_diverges_at_once_stops_with_advice(tmp_path):
+    """Also where the announcement, which tries a round, is the first to see it."""
+    said = call("run", *SMALL, "--set", "device_lr=1e30", "--rounds", 2, "--out", "wild", code=3).stderr
+    assert "diverged in round 1" in said
+    assert "polytier run wild/config.toml --set FIELD=VALUE" in said
+    assert "Traceback" not in said
+
+
 def test_a_full_disk_is_a_fault_not_a_bug(tmp_path, monkeypatch):
     from polytier import checkpoint
 

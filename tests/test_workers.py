@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -296,3 +297,16 @@ def test_close_leaves_nothing(workers):
     assert [process.exitcode for process in processes] == [0] * NUMBER  # they went by themselves
     assert not folder.exists()
     workers.close()  # once more does no harm
+
+
+def test_free_memory_is_given_back_now_and_then(monkeypatch):
+    from polytier import machine
+
+    asked, now = [], [100.0]
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda _: SimpleNamespace(malloc_trim=asked.append))
+    monkeypatch.setattr(machine.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(machine, "tidied", 100.0)
+    for second in (105.0, 111.0, 115.0, 122.0):
+        now[0] = second
+        machine.tidy()
+    assert asked == [0, 0]  # at 111 and 122

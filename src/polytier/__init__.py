@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from polytier.rows import Rows
     from polytier.run import Run
     from polytier.topology import Topology
-    from polytier.training import Callback, train
+    from polytier.training import Callback, Training, train
     from polytier.world import Diverged
 
 __version__ = "0.1.0"
@@ -67,7 +67,7 @@ _HOME = {  # imported when asked for: torch takes seconds
     "polytier.rows": ("Rows",),
     "polytier.run": ("Run",),
     "polytier.topology": ("Topology",),
-    "polytier.training": ("Callback", "train"),
+    "polytier.training": ("Callback", "Training", "train"),
     "polytier.world": ("Diverged",),
 }  # fmt: skip
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
@@ -112,6 +112,7 @@ __all__ = [
     "Step",
     "TensorBoard",
     "Topology",
+    "Training",
     "ValidationWeights",
     "build_federation",
     "check_algorithm",

@@ -131,6 +131,10 @@ def run(
     if config.out is not None:
         check_free(Path(config.out))
     training, config = prepare(config)
+    from polytier.checking import warnings
+
+    for text in warnings(training):
+        log.warning("%s", text)
     folder = Path(config.out) if config.out is not None else next_free(Path("runs"), stem_of(config))
     with training:
         follow(training, config, folder, quiet, as_json)
@@ -269,6 +273,7 @@ app.command()(studies.gain)
 app.command(context_settings=studies.REST)(studies.compare)
 app.command(context_settings=studies.REST)(studies.tune)
 app.command()(studies.reproduce)
+app.command(context_settings=studies.REST)(studies.check)
 app.command()(studies.bench)
 
 

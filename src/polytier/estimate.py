@@ -23,7 +23,7 @@ from polytier.participation import Participation
 from polytier.report.tables import size
 from polytier.topology import Topology
 from polytier.training import Training
-from polytier.world import Clock, World
+from polytier.world import Clock, Diverged, World
 
 TIMED = 3  # steps
 
@@ -136,6 +136,7 @@ def steps_of_a_device(world: World, codec: Codec) -> int | None:
     chain = Topology.build(world.topology.names[-1][:1], *[["one"]] * (world.topology.num_tiers - 2))
     objective = copy.copy(world.objective)
     objective.grad = lambda theta, *_: torch.zeros_like(theta)  # type: ignore[method-assign]
+    objective.grad_pieces = lambda theta, *_: iter([(slice(None), [torch.zeros_like(theta)])])  # type: ignore[method-assign]
     alone: Any = replace(
         world, topology=chain, objective=objective, memory=Memory(chain), device_steps=0, name="",
         batches=world.batches.over(one_device(world.batches.federation)), ledger=Ledger(chain),
@@ -146,7 +147,7 @@ def steps_of_a_device(world: World, codec: Codec) -> int | None:
     server = Children(alone, 0, torch.zeros(1, dtype=torch.int64), Clock(0))
     try:
         world.algorithm.server(world.algorithm.init(objective.initial.unsqueeze(0).clone()), server)
-    except ValueError:  # fields with a value a node do not fit one device
+    except (ValueError, Diverged):  # fields with a value a node do not fit one device; the run itself will say the rest
         return None
     return alone.device_steps
 

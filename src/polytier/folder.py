@@ -70,6 +70,8 @@ def finite(value: Any) -> Any:
     """JSON knows no NaN and no infinity: null instead."""
     if isinstance(value, dict):
         return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

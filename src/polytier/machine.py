@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import time
 
 import torch
 
 TRIM, MMAP = -1, -3  # glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD
+TIDY = 10  # seconds
+
+tidied = time.monotonic()
 
 
 def settle() -> None:
@@ -20,3 +24,12 @@ def settle() -> None:
         library = ctypes.CDLL(None)
         library.mallopt(MMAP, 32 << 20)
         library.mallopt(TRIM, 1 << 30)
+
+
+def tidy() -> None:
+    """Now and then give back what is free: rows of ever other sizes leave gaps between them, and memory would grow."""
+    global tidied
+    if time.monotonic() - tidied > TIDY:
+        tidied = time.monotonic()
+        with contextlib.suppress(OSError, TypeError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""The commands that make several runs, and the one that measures their speed."""
+"""The commands that make several runs, and those that hold them against theory and measure their speed."""
 
 from __future__ import annotations
 
@@ -146,6 +146,44 @@ def reproduce(
     from polytier.reproduce import reproduce_paper
 
     reproduce_paper(what, scale, data_dir, out, jobs, dry_run, quiet)
+
+
+def check(
+    ctx: typer.Context,
+    what: Annotated[
+        str | None, typer.Argument(metavar="ALGORITHM | FILE.toml", help="A method (default permfl) or a file.")
+    ] = None,
+    known: Annotated[
+        list[str] | None,
+        typer.Option("--given", metavar="LETTER=VALUE", help="A constant of the theorems that data cannot give."),
+    ] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Also run it, in float64, and compare.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Hold settings against the theorems of the method's paper, on these data. All other flags are those of `run`.
+
+    Tells which steps and pulls are allowed, which conditions are broken, what is promised, and whether PerMFL or pFedMT
+    will or may diverge.
+    """
+    asked = flags_of_run(ctx, [*([] if what is None else [what]), *ctx.args])
+    set_up_logging(as_json or asked["quiet"], asked["verbose"])
+    config = resolve(asked["what"], given(asked), asked["fields"] or ())
+    from polytier.checking import check_training, read_given
+    from polytier.folder import finite
+    from polytier.measuring import measure as run_it
+    from polytier.report.theory import print_check
+
+    letters = read_given(known or ())
+    with prepare(config.model_copy(update={"dtype": "float64"}) if measure else config)[0] as training:
+        reports = check_training(training, config.rounds, letters)
+        if measure:
+            run_it(training, config.rounds, reports)
+    found = [finite(report.as_dict()) for report in reports]
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    for each in found:
+        print_check(wide_console(), each)
 
 
 def bench(

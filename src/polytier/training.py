@@ -21,7 +21,7 @@ from polytier.collaboration import Collaboration, when_kept
 from polytier.data.federation import Federation
 from polytier.evaluation import Evaluation, evaluate
 from polytier.ledger import Ledger, add_up
-from polytier.machine import settle
+from polytier.machine import settle, tidy
 from polytier.making import check_settings, join, make_engine, make_world, note_flat, one_of
 from polytier.objective import (
     Loss,
@@ -225,6 +225,7 @@ class Training:
         self.round += 1
         if when_kept(self.round):
             self.collaboration |= self.learned()
+        tidy()
         seconds = time.perf_counter() - started
         self.seconds += seconds
         return seconds

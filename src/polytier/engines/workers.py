@@ -27,7 +27,7 @@ from torch import Tensor
 
 from polytier.data.batches import Batches
 from polytier.data.mapped import as_file, from_file
-from polytier.machine import settle
+from polytier.machine import settle, tidy
 from polytier.memory import Memory
 from polytier.world import NodesLost, World
 
@@ -210,6 +210,7 @@ def serve(pipe: Connection, number: int, world: World, shared: list[dict[str, An
         except Exception as error:
             answer = None, as_message(error), traceback.format_exc()
         channel.send(answer)
+        tidy()
 
 
 def as_message(error: Exception) -> Exception:

@@ -1,5 +1,7 @@
 // Coloured cells: heat maps and matrices over time. A cell is a pixel of a small picture that is drawn large.
 
+const BORDERS = 40; // more groups have no borders
+
 function bytesOf(base64) {
   return Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
 }
@@ -8,6 +10,9 @@ function rgb(name) {
   const hex = getComputedStyle(document.documentElement).getPropertyValue(name).trim().slice(1);
   return [0, 2, 4].map((k) => parseInt(hex.slice(k, k + 2), 16));
 }
+
+// levels are steps: more digits would be made up
+const brief = (value) => figure(value === null ? null : +value.toPrecision(3));
 
 // a colour for each of the levels 1 .. 255 between low and high; level 0 is no value
 function ramp(low, high, diverging) {
@@ -32,16 +37,11 @@ function picture(levels, columns, rows, colours) {
   return canvas.toDataURL();
 }
 
-function colourBar(low, high, unit, colours, diverging) {
-  const floor = diverging ? low : Math.min(0, low);
-  const stops = [0, 0.25, 0.5, 0.75, 1].map((share) => {
-    const value = floor + (high - floor) * share;
-    const level = Math.round(((value - low) / (high - low || 1)) * 254);
-    return `rgb(${colours[Math.max(1, Math.min(255, level + 1))].map(Math.round).join(" ")})`;
-  });
-  return el("div", { class: "bar" }, el("span", {}, figure(floor)),
+function colourBar(low, high, unit, colours) {
+  const stops = [1, 64, 128, 191, 255].map((level) => `rgb(${colours[level].map(Math.round).join(" ")})`);
+  return el("div", { class: "bar" }, el("span", {}, brief(low)),
     el("span", { class: "ramp", style: `background: linear-gradient(to right, ${stops.join(", ")})` }),
-    el("span", {}, `${figure(high)} ${unit}`));
+    el("span", {}, `${brief(high)} ${unit}`));
 }
 
 // where one group ends and the next begins
@@ -94,20 +94,20 @@ function heat(host, block) {
   const frame = el("div", { class: "plot" });
   host.append(frame);
   const rows = block.rows.length, columns = block.columns.length;
-  const width = Math.max(240, frame.clientWidth);
+  const width = Math.max(240, host.wide);
   const above = block.ends.length > 0 || Math.max(...block.rows.map((name) => name.length)) > 12; // names above their rows
   const pitch = above ? 38 : Math.max(4, Math.min(20, Math.floor(380 / rows))), cell = above ? 18 : pitch;
   const left = above ? 0 : Math.max(...block.rows.map((name) => name.length)) * 6.3 + 10, top = above ? 18 : 4;
-  const groups = groupsOf(block.groups), height = top + rows * pitch + (groups.length > 1 ? 22 : 4) + (block.x ? 16 : 0);
   const wide = (width - left) / columns, levels = bytesOf(block.values);
+  const groups = groupsOf(block.groups), below = groups.length ? groups : groupsOf(block.columns);
+  const named = below.length <= 12 && below.every((group) => (group.end - group.start) * wide > group.name.length * 6.4 + 6);
+  const edge = top + (rows - 1) * pitch + cell, height = edge + (named ? 22 : 4) + (block.x ? 16 : 0);
   const colours = ramp(block.low, block.high, block.diverging);
   const every = Math.ceil(11 / pitch);
   const value = (row, column) => {
     const level = levels[row * columns + column];
     return level ? block.low + ((block.high - block.low) * (level - 1)) / 254 : null;
   };
-  const named = groups.length > 1 && groups.every((group) => (group.end - group.start) * wide > group.name.length * 6 + 4);
-  const edge = top + rows * pitch;
   const strips = above ? Array.from({ length: rows }, (_, k) => k) : [0];
   const drawing = svg("svg", { width, height, role: "img", "aria-label": `${block.title}. ${block.rows.map((name, k) => [name, block.ends[k]].filter(Boolean).join(": ")).join("; ")}` },
     strips.map((k) => svg("image", {
@@ -118,14 +118,14 @@ function heat(host, block) {
       ? [text(0, top + k * pitch - 5, name, { class: "tick strong" }),
         text(width, top + k * pitch - 5, block.ends[k] || "", { class: "tick", "text-anchor": "end" })]
       : k % every === 0 && text(left - 6, top + k * pitch + cell / 2 + 4, name, { class: "tick", "text-anchor": "end" }))),
-    groups.slice(1).map((group) => wide * columns / groups.length > 4 && svg("path", { class: "border", d: `M${left + group.start * wide} ${top}V${edge}` })),
-    named && groups.map((group) => text(left + ((group.start + group.end) / 2) * wide, edge + 14, group.name, { class: "tick", "text-anchor": "middle" })),
+    groups.length <= BORDERS && groups.slice(1).map((group) => svg("path", { class: "border", d: `M${left + group.start * wide} ${top}V${edge}` })),
+    named && below.map((group) => text(left + ((group.start + group.end) / 2) * wide, edge + 14, group.name, { class: "tick", "text-anchor": "middle" })),
     block.x && text(width, height - 4, block.x, { class: "label", "text-anchor": "end" }));
   frame.append(drawing);
-  host.append(colourBar(block.low, block.high, block.unit, colours, block.diverging));
+  host.append(colourBar(block.low, block.high, block.unit, colours));
   readableCells(frame, drawing, columns, rows, { left, top, width: width - left, pitch, cell }, (row, column) => {
     const place = [block.columns[column], block.groups[column]].filter((part, k, all) => part && all.indexOf(part) === k).join(", ");
-    return [place, [[null, block.rows[row], `${figure(value(row, column) === null ? null : +value(row, column).toPrecision(3))} ${block.unit}`]]];
+    return [place, [[null, block.rows[row], `${brief(value(row, column))} ${block.unit}`]]];
   });
 }
 
@@ -138,12 +138,12 @@ function matrices(host, block, state) {
   host.append(frame);
   const named = groups.length > 1 && groups.length <= 12;
   const left = named ? Math.max(...groups.map((group) => group.name.length)) * 6.6 + 12 : 2;
-  const side = Math.min(440, Math.max(200, frame.clientWidth - left - 2)), cell = side / n;
+  const side = Math.min(520, Math.max(200, host.wide - left - 2)), cell = side / n;
   const colours = ramp(block.low, block.high, false);
   let levels = bytesOf(block.frames[state.frame][1]);
   const image = svg("image", { x: left, y: 2, width: side, height: side, preserveAspectRatio: "none" });
   const drawing = svg("svg", { width: left + side + 2, height: side + 4, role: "img" }, image,
-    groups.length <= 40 && groups.slice(1).map((group) => svg("path", { class: "border", d: `M${left + group.start * cell} 2v${side}M${left} ${2 + group.start * cell}h${side}` })),
+    groups.length <= BORDERS && groups.slice(1).map((group) => svg("path", { class: "border", d: `M${left + group.start * cell} 2v${side}M${left} ${2 + group.start * cell}h${side}` })),
     named && groups.map((group) => text(left - 6, 2 + ((group.start + group.end) / 2) * cell + 4, group.name, { class: "tick", "text-anchor": "end" })));
   frame.append(drawing);
   const label = el("output", {});
@@ -160,10 +160,10 @@ function matrices(host, block, state) {
     label.textContent = name;
   };
   show();
-  host.append(el("div", { class: "slide" }, slider, label), colourBar(block.low, block.high, "weight", colours, false));
+  host.append(el("div", { class: "slide" }, slider, label), colourBar(block.low, block.high, "weight", colours));
   readableCells(frame, drawing, n, n, { left, top: 2, width: side, pitch: cell, cell }, (row, column) => {
     const level = levels[row * n + column], of = (k) => (block.groups.length ? ` (group ${block.groups[k]})` : "");
-    const value = level ? figure(+(block.low + ((block.high - block.low) * (level - 1)) / 254).toPrecision(3)) : "–";
+    const value = brief(level ? block.low + ((block.high - block.low) * (level - 1)) / 254 : null);
     return [`row ${row + 1}${of(row)}`, [[null, `column ${column + 1}${of(column)}`, value]]];
   });
 }

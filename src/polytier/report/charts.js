@@ -1,6 +1,6 @@
 "use strict";
-// What all charts share, and those made of lines and bars. A chart is a function that fills its host anew: it is called
-// again when the page changes its width, its colours or its data.
+// What all charts share, and those made of lines and bars. A chart is a function that fills its host, which is `wide`
+// pixels wide, anew: it is called again when the page changes its width, its colours or its data.
 
 const SVG = "http://www.w3.org/2000/svg";
 const DASHES = ["", "1.5 3"]; // names beyond the number of colours
@@ -82,7 +82,8 @@ function swatch(series) {
 }
 
 function legend(all, hidden, changed) {
-  const once = new Map(all.map((series) => [series.name, series]));
+  const place = (series) => page.names.indexOf(series.like || series.name);
+  const once = new Map([...all].sort((a, b) => place(a) - place(b)).map((series) => [series.name, series]));
   if (once.size < 2) return null;
   const buttons = [...once.values()].map((series) =>
     el("button", {
@@ -147,20 +148,25 @@ function readable(host, picture, places, read, mark, top) {
 
 // -- lines ------------------------------------------------------------------------------------------
 
+// the range of the lines; bands count as far as half of that beyond them, and an accuracy stays within 0 and 100
 function extent(chart, hidden) {
-  let low = Infinity, high = -Infinity;
-  for (const series of chart.series) {
-    if (hidden.has(series.name)) continue;
-    for (const values of [series.y, series.low, series.high])
-      for (const value of values)
-        if (value !== null && !(chart.scale === "log" && value <= 0)) { low = Math.min(low, value); high = Math.max(high, value); }
-  }
+  const reach = (columns) => {
+    const values = chart.series.filter((series) => !hidden.has(series.name)).flatMap(columns)
+      .filter((value) => value !== null && !(chart.scale === "log" && value <= 0));
+    return [values.reduce((a, b) => Math.min(a, b), Infinity), values.reduce((a, b) => Math.max(a, b), -Infinity)];
+  };
+  let [low, high] = reach((series) => series.y);
   if (low > high) return [0, 1];
   if (chart.scale === "log") return [low, high > low ? high : low * 10];
-  const room = (high - low) * 0.04 || Math.abs(high) * 0.05 || 0.5;
-  const percent = /%/.test(chart.y);
-  return [low >= 0 ? Math.max(0, low - room) : low - room, percent && high <= 100 ? Math.min(100.5, high + room) : high + room];
+  const [least, most] = reach((series) => [...series.low, ...series.high, ...series.y]);
+  const beyond = (high - low) / 2 || Infinity, margin = (high - low) * 0.04 || Math.abs(high) * 0.05 || 0.5;
+  const floor = low >= 0 ? 0 : -Infinity, roof = /%/.test(chart.y) && high <= 100 ? 100 : Infinity;
+  low = Math.max(floor, Math.max(least, low - beyond) - margin);
+  high = Math.min(roof, Math.min(most, high + beyond) + margin);
+  return [low, high];
 }
+
+let clips = 0;
 
 function pathOf(xs, ys) {
   let d = "", pen = "M";
@@ -175,7 +181,7 @@ function pathOf(xs, ys) {
 function lines(host, chart, { hidden, range, height = 320, named = true, title = chart.title }) {
   host.replaceChildren();
   const shown = chart.series.filter((series) => !hidden.has(series.name));
-  const width = Math.max(240, host.clientWidth);
+  const width = Math.max(240, host.wide);
   const [low, high] = range || extent(chart, hidden);
   const bytes = chart.scale === "bytes", log = chart.scale === "log";
   const every = shown.flatMap((series) => series.x).filter((x) => !bytes || x > 0);
@@ -183,21 +189,22 @@ function lines(host, chart, { hidden, range, height = 320, named = true, title =
   const left = xs[0] ?? 0, right = xs[xs.length - 1] ?? 1;
   const yTicks = (log ? logTicks : ticks)(low, high, height / 55);
   const direct = named && width >= 620 && shown.length > 1 && shown.length <= 14;
-  const longest = Math.max(0, ...shown.map((series) => Math.min(26, series.name.length)));
+  const longest = Math.max(0, ...shown.map((series) => Math.min(22, series.name.length)));
   const room = {
     left: Math.max(...yTicks.map((tick) => figure(tick).length), 1) * 6.6 + 14, top: 24, bottom: 38,
-    right: direct ? longest * 6.3 + 20 : 16,
+    right: direct ? longest * 7 + 16 : 16,
   };
   const xAt = scale(left, right > left ? right : left + 1, room.left, width - room.right, bytes);
   const yAt = scale(low, high, height - room.bottom, room.top, log);
   const xTicks = (bytes ? logTicks : ticks)(left, right > left ? right : left + 1, (width - room.left - room.right) / (bytes ? 62 : 70));
-  const shownX = bytes ? size : figure;
+  const shownX = bytes ? (value) => size(value).replace(".0 ", " ") : figure;
   const ends = shown.map((series) => {
     const last = series.y.findLastIndex((value) => value !== null);
     return last < 0 ? null : { series, x: series.x[last], y: series.y[last] };
   }).filter((end) => end !== null);
   const spoken = ends.map((end) => `${end.series.name} ${figure(end.y)}`).join(", ");
   const cross = svg("g", { class: "cross" });
+  const clip = `clip-${clips++}`;
   const whole = (value) => bytes || Number.isInteger(value) || xs.some((x) => !Number.isInteger(x));
   const picture = svg("svg", { width, height, role: "img", "aria-label": `${title}: ${chart.y} by ${chart.x}. Last: ${spoken || "nothing yet"}` },
     yTicks.map((tick) => [
@@ -209,6 +216,7 @@ function lines(host, chart, { hidden, range, height = 320, named = true, title =
     svg("path", { class: "axis", d: `M${room.left} ${height - room.bottom}H${width - room.right}` }),
     text(0, 12, chart.y, { class: "label" }),
     text(width - room.right, height - 5, chart.x, { class: "label", "text-anchor": "end" }),
+    svg("clipPath", { id: clip }, svg("rect", { x: room.left, y: room.top - 2, width: width - room.left - room.right, height: height - room.top - room.bottom + 2 })),
     shown.map((series) => {
       const { colour, dash, shape } = look(series.like || series.name);
       const keep = series.x.map((x, k) => k).filter((k) => !bytes || series.x[k] > 0);
@@ -218,11 +226,11 @@ function lines(host, chart, { hidden, range, height = 320, named = true, title =
         ? pathOf(px, py(series.high)) + pathOf([...px].reverse(), py(series.low).reverse()).replace("M", "L") + "Z" : "";
       const last = ends.find((end) => end.series === series);
       return svg("g", {},
-        band && svg("path", { d: band, fill: colour, class: "band" }),
+        band && svg("path", { d: band, fill: colour, class: "band", "clip-path": `url(#${clip})` }),
         svg("path", { class: "line", d: pathOf(px, py(series.y)), stroke: colour, "stroke-dasharray": series.dashed ? "6 4" : dash }),
         last && (!bytes || last.x > 0) && svg("path", { d: shape, fill: colour, class: "end", transform: `translate(${xAt(last.x)} ${yAt(last.y)})` }));
     }),
-    direct && endNames(ends, width - room.right + 10, yAt, room.top, height - room.bottom),
+    direct && endNames(ends, xAt, yAt, room.top, height - room.bottom),
     cross);
   host.append(picture);
   const mark = (k) => cross.replaceChildren(...(k < 0 ? [] : [svg("path", { d: `M${xAt(xs[k])} ${room.top}V${height - room.bottom}` })]));
@@ -240,13 +248,18 @@ function lines(host, chart, { hidden, range, height = 320, named = true, title =
   readable(host, picture, xs.map(xAt), read, mark, room.top);
 }
 
-// names beside the ends of lines, pushed apart where they would overlap
-function endNames(ends, x, yAt, top, bottom) {
-  const places = ends.map((end) => ({ ...end, at: yAt(end.y) })).sort((a, b) => a.at - b.at);
-  const step = Math.min(13, (bottom - top) / Math.max(1, places.length - 1));
-  places.forEach((place, k) => { place.at = Math.max(place.at, k ? places[k - 1].at + step : top); });
-  for (let k = places.length - 1, most = bottom; k >= 0; k--, most -= step) places[k].at = Math.min(places[k].at, most);
-  return places.map(({ series, at }) => text(x, at + 4, series.name.length > 26 ? `${series.name.slice(0, 25)}…` : series.name,
+// names beside the ends of lines; those that would overlap are pushed apart
+function endNames(ends, xAt, yAt, top, bottom) {
+  const places = ends.map((end) => ({ ...end, left: xAt(end.x) + 9, at: yAt(end.y) })).sort((a, b) => a.at - b.at);
+  for (let times = 0; times < 80; times++) {
+    places.forEach((one, j) => places.slice(j + 1).forEach((other) => {
+      const lack = 13 - (other.at - one.at);
+      if (lack > 0 && Math.abs(one.left - other.left) < 90) { one.at -= lack / 2; other.at += lack / 2; }
+    }));
+    for (const place of places) place.at = Math.max(top, Math.min(bottom, place.at));
+  }
+  return places.map(({ series, left, at }) => text(left, at + 4,
+    series.name.length > 22 ? `${series.name.slice(0, 21)}…` : series.name,
     { class: "direct", style: `fill: ${look(series.like || series.name).colour}` }));
 }
 
@@ -256,7 +269,7 @@ function bars(host, block, [name, heights, middle], most) {
   host.replaceChildren(el("h5", {}, name));
   const frame = el("div", { class: "plot" });
   host.append(frame);
-  const width = Math.max(120, frame.clientWidth), height = 96, bottom = 18, left = 26;
+  const width = Math.max(120, host.wide), height = 96, bottom = 18, left = 26;
   const first = block.edges[0], last = block.edges[block.edges.length - 1];
   const xAt = scale(first, last, left, width - 6), yAt = scale(0, most || 1, height - bottom, 8);
   const cross = svg("g", { class: "cross" });
@@ -283,7 +296,7 @@ function bars(host, block, [name, heights, middle], most) {
 
 function tree(host, [name, tiers, links], most) {
   host.replaceChildren(el("h5", {}, name));
-  const width = Math.max(200, host.clientWidth), step = 66, top = 14;
+  const width = Math.max(200, host.wide), step = 66, top = 14;
   const height = top * 2 + step * (tiers.length - 1) + 8;
   const span = Math.min(190, width * 0.42), from = span + 46, room = width - from - 62;
   const { colour } = look(name);

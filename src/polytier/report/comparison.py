@@ -40,9 +40,7 @@ Record = dict[str, Any]
 # -- one run ------------------------------------------------------------------------------------------
 
 
-def make_records(
-    out: Path, runs: Iterable[Mapping[str, Any]], until: float, alone: str | None = LOCAL
-) -> list[Record]:
+def make_records(out: Path, runs: Iterable[Mapping[str, Any]], until: float, alone: str | None = LOCAL) -> list[Record]:
     """The records of runs, each given by method, seed, folder (its name in `out`), state and reason.
 
     `alone` is the method that all are compared with, device by device.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from polytier.report.blocks import Lines, Panels, Series
-from polytier.report.comparison import JUDGES, interval
+from polytier.report.comparison import JUDGES, quantile
 from polytier.report.heatmap import evenly
 from polytier.report.runs import Record, Run, Study, Variant
 
@@ -83,15 +83,22 @@ def line(variant: Variant, pick: Pick, at: Callable[[Run], Mapping[int, float]] 
     if not rounds:
         return None
     rounds = [rounds[k] for k in evenly(len(rounds), POINTS)]
-    found: list[Any] = [interval(values.get(r) for values in by_seed) for r in rounds]
-    mean = [each["mean"] for each in found]
-    half = [each["half"] or 0.0 for each in found]
-    band = any(half)
+    values = np.array([[own.get(r, np.nan) for r in rounds] for own in by_seed])  # [seeds, rounds]
+    mean, low, high = band(values)
     places = [at(run) for run in variant.runs] if at else []
     x = [float(np.mean([p[r] for p in places if r in p])) for r in rounds] if at else rounds
-    low = [m - h for m, h in zip(mean, half, strict=True)] if band else ()
-    high = [m + h for m, h in zip(mean, half, strict=True)] if band else ()
     return Series(variant.name, x, mean, low, high, not variant.finished, variant.like)
+
+
+def band(values: np.ndarray) -> tuple[list[float], list[float], list[float]]:
+    """Mean and 95 % interval over the first axis where there is a value, as `comparison.interval`; no band of one."""
+    there = np.isfinite(values)
+    number, mean = there.sum(0), np.nanmean(values, 0)
+    if number.max() < 2:
+        return mean.tolist(), [], []
+    spread = np.sqrt(np.nansum((values - mean) ** 2, 0) / np.maximum(number - 1, 1) / number)
+    half = np.array([quantile(int(n) - 1) if n > 1 else 0.0 for n in number]) * spread
+    return mean.tolist(), (mean - half).tolist(), (mean + half).tolist()
 
 
 def chart(study: Study, title: str, metric: str, split: str, pick_of: Callable[[Variant], Pick | None]) -> Lines:

@@ -10,7 +10,7 @@ import numpy as np
 
 from polytier.report import blocks
 from polytier.report.blocks import Heat, Histogram, Lines, Matrices, Panels, Tree
-from polytier.report.palette import LIGHT, MARKERS, names_in
+from polytier.report.palette import DIVERGING, LIGHT, MARKERS, names_in
 from polytier.report.tables import size
 
 FORMATS = ("png", "svg", "pdf")
@@ -43,7 +43,8 @@ def save(block: Any, path: Path | str, form: str | None = None, names: Sequence[
         raise ValueError('figures need an extra: pip install "polytier[plots]"') from error
     draw = {Lines: lines, Panels: panels, Matrices: matrices, Histogram: histogram, Heat: heat, Tree: tree}[type(block)]
     # a style of its own, whatever the caller's matplotlib is set to
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE, "backend": matplotlib.get_backend()}):
+    style: Any = {**matplotlib.rcParamsDefault, **STYLE, "backend": matplotlib.get_backend()}
+    with matplotlib.rc_context(style):
         figure = Figure(layout="constrained")
         draw(figure, block, colours(names or names_in([block])))
         figure.savefig(path, format=form, metadata=NO_DATES[form])
@@ -51,9 +52,7 @@ def save(block: Any, path: Path | str, form: str | None = None, names: Sequence[
 
 def colours(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """How the line of each name looks."""
-    return {
-        name: {"color": LIGHT[k % len(LIGHT)], "marker": MARKERS[k % len(MARKERS)]} for k, name in enumerate(names)
-    }
+    return {name: {"color": LIGHT[k % len(LIGHT)], "marker": MARKERS[k % len(MARKERS)]} for k, name in enumerate(names)}
 
 
 # -- lines --------------------------------------------------------------------------------------------
@@ -93,8 +92,13 @@ def plot(axis: Any, chart: Lines, looks: dict[str, Any]) -> None:
         style = {"color": look["color"], "linestyle": (0, (4, 2)) if series.dashed else "-", "label": series.name}
         axis.plot(x, y, marker=look["marker"], markersize=3, markevery=[len(x) - 1] if len(x) else None, **style)
         if len(series.low):
-            axis.fill_between(x, numbers(series.low), numbers(series.high), color=look["color"], alpha=0.15, linewidth=0)
+            axis.fill_between(
+                x, numbers(series.low), numbers(series.high), color=look["color"], alpha=0.15, linewidth=0
+            )
     axis.set(xlabel=chart.x, ylabel=chart.y)
+    if "%" in chart.y and all(0 <= value <= 100 for series in chart.series for value in series.y if value is not None):
+        low, high = axis.get_ylim()  # a band may reach beyond what can be
+        axis.set_ylim(max(low, 0) if low < -5 else low, min(high, 100) if high > 105 else high)
     if chart.scale == "bytes":
         from matplotlib.ticker import NullFormatter
 
@@ -157,7 +161,14 @@ def tree(figure: Any, block: Tree, looks: dict[str, Any]) -> None:
         for k, (_, *amounts) in enumerate(links):
             for place, way, amount in zip((-k - 0.37, -k - 0.63), ("down", "up"), amounts, strict=True):
                 colour = looks[name]["color"]
-                axis.barh(place, amount / most, 0.2, left=0.25, color=colour, alpha=1 if way == "down" else 0.55)
+                axis.barh(
+                    place,
+                    max(amount / most, 0.008 * (amount > 0)),
+                    0.2,
+                    left=0.25,
+                    color=colour,
+                    alpha=1 if way == "down" else 0.55,
+                )
                 axis.text(0.22, place, way, ha="right", va="center", fontsize=6, color="0.4")
                 axis.text(0.28 + amount / most, place, size(amount), va="center", fontsize=6)
         axis.set(xlim=(0, 1.65), ylim=(-deepest - 0.3, 0.4))
@@ -171,18 +182,23 @@ def tree(figure: Any, block: Tree, looks: dict[str, Any]) -> None:
 
 
 def heat(figure: Any, block: Heat, looks: dict[str, Any]) -> None:
+    from matplotlib.colors import LinearSegmentedColormap
+
     values = grid(block.values)
     figure.set_size_inches(2 * WIDTH, min(6.0, 0.16 * len(block.rows) + 1.0))
     axis = figure.subplots()
     most = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 1.0
-    low, cmap = (-most, "PuOr") if block.diverging else (0.0, "Blues")
+    low, cmap = (-most, LinearSegmentedColormap.from_list("", DIVERGING)) if block.diverging else (0.0, "Blues")
     image = axis.imshow(
         values, aspect="auto", cmap=cmap, vmin=low, vmax=most or 1.0, interpolation="nearest", rasterized=True
     )
-    axis.set_yticks(range(len(block.rows)), block.rows) if len(block.rows) <= 30 else axis.set_yticks([])
+    every = -(-len(block.rows) // 30)  # of many rows some have names
+    axis.set_yticks(range(0, len(block.rows), every), block.rows[::every])
     axis.set_xticks([])
     if block.groups:
         borders(axis, block.groups, down=False)
+    elif len(block.columns) <= NAMED:
+        axis.set_xticks(range(len(block.columns)), block.columns)
     for k, text in enumerate(block.ends):
         axis.text(1.01, k, text, transform=axis.get_yaxis_transform(), va="center", fontsize=6)
     axis.set(xlabel=block.x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import tomllib
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +56,24 @@ def read_rounds(folder: Path) -> tuple[list[dict[str, Any]], bool]:
 
 
 def read_devices(folder: Path) -> dict[str, list[str]]:
-    """The columns of devices.csv."""
+    """The columns of devices.csv; to be left as they are."""
     path = folder / "devices.csv"
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            names, *rows = csv.reader(file)
-        if any(len(row) != len(names) for row in rows) or "id" not in names:
-            raise ValueError("a line has too few or too many fields, or there is no column id")
+        stat = path.stat()
+        return read_columns(path, stat.st_mtime_ns, stat.st_size)
     except (OSError, ValueError, csv.Error) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
-    return {name: [row[k] for row in rows] for k, name in enumerate(names)}
+
+
+@lru_cache(64)
+def read_columns(path: Path, *version: int) -> dict[str, list[str]]:
+    """A table that has not changed is read once."""
+    with path.open(newline="", encoding="utf-8") as file:
+        names, *rows = csv.reader(file)
+    if any(len(row) != len(names) for row in rows) or "id" not in names:
+        raise ValueError("a line has too few or too many fields, or there is no column id")
+    columns = map(list, zip(*rows, strict=True)) if rows else ([] for _ in names)
+    return dict(zip(names, columns, strict=True))
 
 
 def bytes_until(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polytier.collaboration import load
+from polytier.collaboration import Collaboration, load
 from polytier.report import figures
 from polytier.report.blocks import Matrices
 
@@ -14,24 +14,42 @@ PANELS, SHOWN = 6, 400  # rounds and clients in the figure
 
 
 def matrices(source: Path | str, frames: int, shown: int) -> Matrices:
-    """At most so many rounds and clients; clients sorted by true group, else by the groups found last."""
+    """At most so many rounds and rows; clients sorted by true group, else by the groups found last."""
     snapshots, true = load(source)
     rounds = sorted(snapshots)
     rounds = [rounds[k] for k in evenly(len(rounds), frames)]
     last = snapshots[rounds[-1]]
     group = last.groups() if true is None else true
     order = np.argsort(group, kind="stable")
-    order = order[evenly(len(order), shown)]
+    number = min(shown, len(order))
+    block = np.empty(len(order), dtype=int)
+    block[order] = np.arange(len(order)) * number // len(order)
     found = []
     for r in rounds:
-        score = "" if true is None else f", ARI {snapshots[r].match(true)['adjusted_rand_index']:.2f}"
-        found.append((f"round {r}{score}", snapshots[r].take(order).dense()))
-    some = "" if len(order) == len(last) else f", {len(order)} shown"
-    how = "Sorted by the groups found last." if true is None else (
-        "Sorted by true group. ARI: adjusted Rand index of the groups found."
-    )  # fmt: skip
-    title = f"Who (row) listens to whom (column): {len(last)} clients{some}"
-    return Matrices(title, found, [str(name) for name in group[order]], how)
+        index = 0.0 if true is None else round(snapshots[r].match(true)["adjusted_rand_index"], 2) + 0.0  # no -0.00
+        score = "" if true is None else f", ARI {index:.2f}"
+        found.append((f"round {r}{score}", means(snapshots[r], block, number)))
+    many = (
+        f", {len(order) / number:.0f} x {len(order) / number:.0f} in a cell (their mean)" if number < len(order) else ""
+    )
+    how = (
+        "Sorted by the groups found last."
+        if true is None
+        else "Sorted by true group. ARI: adjusted Rand index of the groups found."
+    )
+    title = f"Who (row) listens to whom (column): {len(last):,} clients{many}"
+    return Matrices(title, found, [str(group[order[block[order].searchsorted(k)]]) for k in range(number)], how)
+
+
+def means(learned: Collaboration, block: np.ndarray, number: int) -> np.ndarray:
+    """[number, number] the mean weight between blocks of clients, from pairs and bases alone; NaN without any."""
+    i, j = learned.pairs.T
+    base, size = learned.base.astype(float), np.bincount(block, minlength=number).astype(float)
+    sums = np.bincount(block, base, number)[:, None] * size  # as if no pair were listed, with a base on the diagonal
+    np.add.at(sums, (block[i], block[j]), learned.weights - base[i])
+    sums[np.diag_indices(number)] -= np.bincount(block, base, number)
+    pairs = size[:, None] * size - np.diag(size)
+    return np.divide(sums, pairs, out=np.full_like(sums, np.nan), where=pairs > 0)
 
 
 def evenly(number: int, most: int) -> np.ndarray:

@@ -3,7 +3,7 @@
 let page = JSON.parse(document.getElementById("data").textContent);
 const root = document.documentElement, THEME = "polytier-theme";
 const kept = {}; // what people have chosen, by block: sorting, hidden lines, sliders, what is unfolded
-let drawers = []; // what is drawn anew when the width or the colours change
+let drawers = []; // [host, how it is drawn]: again when the width or the colours change
 
 const slug = (words) => words.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "") || "part";
 
@@ -20,12 +20,12 @@ function chart(block, id, kind, inside) {
 
 function drawn(draw) {
   const host = el("div", { class: "plot" });
-  drawers.push(() => draw(host));
+  drawers.push([host, draw]);
   return host;
 }
 
 function small(block, id, kind, items, each) {
-  return chart(block, id, kind, el("div", { class: "grid" }, items.map((item) => drawn((host) => each(host, item)))));
+  return chart(block, id, kind, el("div", { class: "several" }, items.map((item) => drawn((host) => each(host, item)))));
 }
 
 const makers = {
@@ -50,13 +50,13 @@ const makers = {
     const each = (one) => (host) => lines(host, one, { hidden, range: shared(one), height: 240, named: false, title: `${block.title}, ${one.title}` });
     const plots = charts.map((one) => drawn(each(one)));
     const again = () => plots.forEach((plot, k) => each(charts[k])(plot));
-    const grid = el("div", { class: "grid panels" }, plots.map((plot, k) => el("div", {}, el("h5", {}, charts[k].title), plot)));
-    return chart(block, id, "lines", [legend(charts.flatMap((one) => one.series), hidden, again), grid]);
+    const several = el("div", { class: "several panels" }, plots.map((plot, k) => el("div", {}, el("h5", {}, charts[k].title), plot)));
+    return chart(block, id, "lines", [legend(charts.flatMap((one) => one.series), hidden, again), several]);
   },
   Histogram(block, id) {
     const most = Math.max(...block.series.flatMap(([, heights]) => heights));
     const figures = small(block, id, "bars", block.series, (host, item) => bars(host, block, item, most));
-    figures.querySelector(".grid").after(el("p", { class: "axes" }, `Across: ${block.x}. Up: ${block.y}.`));
+    figures.querySelector(".several").after(el("p", { class: "axes" }, `Across: ${block.x}. Up: ${block.y}.`));
     return figures;
   },
   Tree(block, id) {
@@ -99,7 +99,7 @@ function table(block, id) {
       else head.removeAttribute("aria-sort");
     });
     body.replaceChildren(...rows.map(([row]) => el("tr", {}, row.map(([shown, , tone], k) =>
-      el(k ? "td" : "th", { scope: k ? null : "row", class: `${numeric[k] ? "number" : ""} ${tone || ""}`.trim() || null }, shown)))));
+      el(k ? "td" : "th", { scope: k ? null : "row", class: `${numeric[k] || shown.length < 25 ? "whole" : ""} ${numeric[k] ? "number" : ""} ${tone || ""}`.trim() || null }, shown)))));
   };
   const order = (a, b) => {
     const texts = numeric[state.column], lost = (value) => value === null || (texts && typeof value === "string");
@@ -123,7 +123,8 @@ function table(block, id) {
 // -- the whole --------------------------------------------------------------------------------------
 
 function drawAll() {
-  for (const draw of drawers) draw();
+  for (const [host] of drawers) host.wide = host.clientWidth; // all at once: a drawing between would lay out the page again
+  for (const [host, draw] of drawers) draw(host);
 }
 
 function build() {
@@ -139,13 +140,14 @@ function build() {
     return node;
   });
   main.replaceChildren(...made.filter((node) => node));
+  const parts = links.filter(([, , kind]) => kind === "Heading"), shown = parts.length > 1 ? parts : links;
   const button = el("button", { type: "button", class: "theme", id: "theme", on: { click: () => {
     setTheme(root.dataset.theme === "dark" ? "light" : "dark");
     try { localStorage.setItem(THEME, root.dataset.theme); } catch { /* not remembered */ }
   } } });
   document.getElementById("top").replaceChildren(
     el("div", { class: "head" }, el("div", {}, el("h1", {}, page.title), page.subtitle && el("p", {}, page.subtitle)), button),
-    links.length > 1 ? el("nav", { "aria-label": "Parts of this page" }, links.map(([id, name, kind]) => el("a", { href: `#${id}`, class: kind }, name))) : "");
+    shown.length > 1 ? el("nav", { "aria-label": "Parts of this page" }, shown.map(([id, name]) => el("a", { href: `#${id}` }, name))) : "");
   document.getElementById("end").replaceChildren(el("p", {}, page.live ? `${page.made}; live, follows the run` : page.made));
   document.title = page.title;
   setTheme(root.dataset.theme);

@@ -15,15 +15,13 @@ import numpy as np
 
 from polytier import __version__
 from polytier.report.blocks import Cell, Heat, Matrices, Table
-from polytier.report.palette import DARK, LIGHT, names_in
+from polytier.report.palette import DARK, DIVERGING, LIGHT, names_in
 
 SCRIPTS = ("charts.js", "cells.js", "page.js")
 DIGITS = 5  # of a number on the page
 LEVELS = 254  # of the colour of a cell; 0 is no value
 # the page may load nothing but what it holds; a live one asks its own server for news
-POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; connect-src 'self'"
-)
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; connect-src 'self'"
 
 
 def render(title: str, blocks: Iterable[Any], subtitle: str = "", live: str = "") -> str:
@@ -68,6 +66,7 @@ def source(name: str) -> str:
 def palette() -> str:
     """The colours as variables of the page's style."""
     light, dark = ("".join(f"--c{k}:{colour};" for k, colour in enumerate(own)) for own in (LIGHT, DARK))
+    light += "".join(f"--{name}:{colour};" for name, colour in zip(("less", "zero", "more"), DIVERGING, strict=True))
     return f':root{{{light}}}\n:root[data-theme="dark"]{{{dark}}}\n'
 
 

@@ -12,6 +12,7 @@ LIGHT = (
 DARK = (
     "#4aa3df", "#ff8a3d", "#2fc79a", "#e08bc3", "#f0b93a", "#9fd6ff", "#c4c4c4", "#d46a9f", "#c2c24a", "#6fb58f",
 )  # fmt: skip
+DIVERGING = ("#c05a00", "#f3f3f0", "#0b5fa5")  # less, the same, more
 MARKERS = "os^Dv"  # as matplotlib names them; more names than colours are then still different
 
 

@@ -50,43 +50,44 @@ def accuracies(study: Study, local: Variant | None) -> Iterator[Any]:
 
 def strip(found: Mapping[Variant, Mapping[int, Mapping[str, float]]], local: Variant | None) -> Heat | None:
     """A column a device (or some, where there are many), in the order of what Local gives it; one seed."""
-    base = found[local] if local in found else None  # type: ignore[index]
-    others = [variant for variant in found if variant is not local]
-    shared = set.intersection(*(set(seeds) for seeds in found.values())) or set(next(iter(found.values())))
-    seed = min(shared)
-    rows = [variant for variant in (others if base and others else found) if seed in found[variant]]
-    if not rows or (base is not None and seed not in base):
-        return None
-    if base is None or not others:
-        first, base = found[rows[0]][seed], None
-        order = sorted(first, key=lambda name: first[name])
-    else:
-        order = sorted(base[seed], key=lambda name: base[seed][name])  # type: ignore[index]
-    cells = np.array_split(np.array(order, dtype=object), min(CELLS, len(order)))
+    compared = len(found) > 1 and local in found
+    ruler = local if compared and local else next(iter(found))  # whose accuracies sort the devices
+    # data are drawn anew with each seed: the first one of those that most methods have
+    seed = max(sorted(found[ruler]), key=lambda seed: sum(seed in seeds for seeds in found.values()))
+    base = found[ruler][seed]
+    cells = np.array_split(np.array(sorted(base, key=lambda name: base[name]), dtype=object), min(CELLS, len(base)))
+    rows = [variant for variant in found if seed in found[variant] and not (compared and variant is ruler)]
     values, ends = [], []
     for variant in rows:
         own = found[variant][seed]
-        if base is not None:
-            own = {name: value - base[seed][name] for name, value in own.items() if name in base[seed]}
-            ends.append(gains(found[variant], base))
+        if compared:
+            own = {name: value - base[name] for name, value in own.items() if name in base}
+            ends.append(gains(found[variant], found[ruler]))
         values.append([fmean(there) if (there := [own[n] for n in cell if n in own]) else None for cell in cells])
-    many = len(order) > len(cells)
-    columns = [f"{len(cell)} devices, {cell[0]} .. {cell[-1]}" if many else f"device {cell[0]}" for cell in cells]
-    how = f"A column is {'the mean of about ' + str(len(order) // len(cells)) + ' devices' if many else 'a device'}"
-    if base is None:
-        text = f"{how}, sorted by the accuracy with {rows[0].name}; seed {seed}."
-        return Heat("Who gets what", [v.name for v in rows], columns, values, unit="%", x="devices", note=text)
-    text = f"{how}, sorted by the accuracy with {local.name}, the worst first; seed {seed}. "  # type: ignore[union-attr]
-    text += "Shares of those who gain and lose are of all devices and seeds."
+    if not rows or not cells:
+        return None
+    names, columns = [variant.name for variant in rows], [whose(cell) for cell in cells]
+    each = "a device" if len(cells) == len(base) else f"the mean of about {len(base) // len(cells)} devices"
+    text = f"A column is {each}, sorted by the accuracy with {ruler.name}, the worst first; seed {seed}."
+    if not compared:
+        return Heat("Who gets what", names, columns, values, x="devices", unit="%", note=text)
+    text += " Shares of those who gain and lose are of all devices and seeds."
     return Heat(
-        "Who gains and who loses against Local", [v.name for v in rows], columns, values, ends=ends, unit="% points",
-        x="devices, from those that do badly alone to those that do well", diverging=True, note=text,
+        "Who gains and who loses against Local", names, columns, values, ends=ends, unit="% points",
+        x="devices, those worst off alone first", diverging=True, note=text,
     )  # fmt: skip
+
+
+def whose(ids: Any) -> str:
+    """The name of a column."""
+    return f"device {ids[0]}" if len(ids) == 1 else f"{len(ids)} devices, {ids[0]} .. {ids[-1]}"
 
 
 def gains(own: Mapping[int, Mapping[str, float]], base: Mapping[int, Mapping[str, float]]) -> str:
     pairs = [pair for seed in own if seed in base for pair in comparison.paired(own[seed], base[seed])]
-    more, less = (fmean(compare) if compare else 0.0 for compare in ([a > b for a, b in pairs], [a < b for a, b in pairs]))
+    more, less = (
+        fmean(compare) if compare else 0.0 for compare in ([a > b for a, b in pairs], [a < b for a, b in pairs])
+    )
     return f"{100 * more:.0f} % gain, {100 * less:.0f} % lose"
 
 
@@ -121,7 +122,7 @@ def sparsity(study: Study) -> Iterator[Panels | Table | Text | None]:
         config, parameters = variant.runs[0].config, (variant.runs[0].summary or {}).get("parameters", 0)
         codec = str(config.get("codec", ""))
         dense = parameters * VALUE_BYTES.get(codec, 4)
-        cells = [Cell(comparison.shown(f, "accuracy"), f and f["mean"]) for f in kinds.values()]
+        cells = [Cell(comparison.shown(f, "accuracy"), f["mean"] if f else None) for f in kinds.values()]
         rows.append([variant.name, *cells, Cell(f"{parameters:,}", parameters), codec, Cell(size(dense), dense)])
     sizes = curves.message_sizes(study)
     if any_zero or sizes is not None:
@@ -158,13 +159,15 @@ def collaboration(study: Study) -> Iterator[Matrices]:
         run = next((run for run in variant.runs if (run.folder / FILE).exists()), None)
         if run is not None:
             found = matrices(run.folder / FILE, FRAMES, CLIENTS)
-            yield Matrices(f"{variant.name}, seed {run.seed}", found.frames, found.groups, f"{found.title}. {found.note}")
+            yield Matrices(
+                f"{variant.name}, seed {run.seed}", found.frames, found.groups, f"{found.title}. {found.note}"
+            )
 
 
 # -- data ---------------------------------------------------------------------------------------------
 
 
-def labels(study: Study) -> Iterator[Heat | Table]:
+def labels(study: Study) -> Iterator[Heat | Text]:
     """Who holds which labels, from the first finished run; of several models, one by one."""
     run = next((variant.runs[0] for variant in study.finished), None)
     devices = {} if run is None else run.devices
@@ -172,9 +175,10 @@ def labels(study: Study) -> Iterator[Heat | Table]:
     for prefix in prefixes:
         what = f" of {prefix.removesuffix('_')}" if prefix else ""
         held = np.array(devices[f"{prefix}samples"], dtype=float)
-        spread = [f"{value:,.0f}" for value in (held.sum(), held.min(), np.median(held), held.max())]
-        columns = ["devices", "in all", "least", "median", "most"]
-        yield Table(f"Samples of a device{what}", columns, [[f"{len(held):,}", *spread]])
+        least, middle, most = (f"{value:,.0f}" for value in (held.min(), np.median(held), held.max()))
+        yield Text(
+            f"{len(held):,} devices hold {held.sum():,.0f} samples{what}: {least} to {most}, the median is {middle}."
+        )
         names = [name for name in devices if name.startswith(f"{prefix}label_")]
         if names:
             counts = np.array([devices[name] for name in names], dtype=float).T  # [devices, labels]
@@ -191,10 +195,7 @@ def shares(
     mostly = counts.argmax(1).tolist()
     order = sorted(range(len(ids)), key=lambda k: (place[teams[k]], mostly[k]))
     cells = np.array_split(np.array(order), min(CELLS, len(order)))
-    names = [
-        f"device {ids[cell[0]]}" if len(cell) == 1 else f"{len(cell)} devices, {ids[cell[0]]} .. {ids[cell[-1]]}"
-        for cell in cells
-    ]
+    names = [whose([ids[k] for k in cell]) for cell in cells]
     groups = [f"team {teams[cell[0]]}" if teams[cell[0]] else "" for cell in cells]
     sums = np.stack([counts[cell].sum(0) for cell in cells])
     note = f"Share of a device's samples, all splits, seed {run.seed}."
@@ -210,7 +211,7 @@ def shares(
         note = f"Share of a team's samples, all splits, seed {run.seed}."
         yield Heat(
             f"Labels by team{what}", [f"label {row}" for row in rows], names, percent(sums),
-            names if len(names) <= CELLS else (), x="teams", unit="% of samples", note=note,
+            x="teams", unit="% of samples", note=note,
         )  # fmt: skip
 
 

@@ -187,7 +187,9 @@ def apart(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def make_study(runs: Sequence[Run], suffix: str) -> Study:
-    notes, by_setting = [], {}
+    notes: list[str] = []
+    copies: list[str] = []
+    by_setting: dict[str, dict[int, Run]] = {}
     for run in runs:
         if not run.whole:
             notes.append(
@@ -196,10 +198,12 @@ def make_study(runs: Sequence[Run], suffix: str) -> Study:
             )
         same = by_setting.setdefault(json.dumps(settings_of(run.config), sort_keys=True), {})
         twin = same.get(run.seed)
-        if twin is not None:
-            notes.append(f"{run.folder} and {twin.folder} are the same run; the one that is further counts, once.")
-        if twin is None or (run.finished, run.rounds) > (twin.finished, twin.rounds):
-            same[run.seed] = run
+        if twin is not None and (run.finished, run.rounds) <= (twin.finished, twin.rounds):
+            run, twin = twin, run
+        copies += [] if twin is None else [str(twin.folder)]
+        same[run.seed] = run
+    if copies:
+        notes.append(f"Left out, because the same run with the same seed is here a second time: {', '.join(copies)}.")
     groups = [[same[seed] for seed in sorted(same)] for same in by_setting.values()]
     variants: list[Variant] = []
     for name, group in sorted(zip(names_of(groups), groups, strict=True), key=lambda pair: pair[0]):

@@ -11,7 +11,7 @@ from polytier.report import comparison, curves, population
 from polytier.report.blocks import Cell, Heading, Section, Table, Text
 from polytier.report.comparison import DONE, LOCAL, interval, shown
 from polytier.report.runs import NO_SETTING, Run, Study, Variant, settings_of, studies
-from polytier.report.tables import MODELS, duration, score, size
+from polytier.report.tables import MODELS, duration, score
 
 UNTIL = 0.9
 FACTORS = {"accuracy": 100.0}
@@ -32,7 +32,7 @@ def page_of(folders: Sequence[Path]) -> tuple[str, str, list[Any]]:
         ))  # fmt: skip
     for study in found:
         blocks += [Heading(study.title), *blocks_of(study, folders)]
-    title = found[0].title if len(found) == 1 else ", ".join(map(str, folders))
+    title = found[0].title if len(found) == 1 else ", ".join(folder.resolve().name for folder in folders)
     return title, " · ".join(part for part in parts if part), blocks[1:] if len(found) == 1 else blocks
 
 
@@ -96,12 +96,16 @@ def summary_table(study: Study, until: float = UNTIL) -> Table:
     rows: list[dict[str, Cell]] = []
     for m in found:
         row = {"method": Cell(m["method"] + (" *" if m["best"] and len(found) > 1 else ""), m["method"])}
-        row |= {kind: cell(m[kind], m["metric"], m["best"] and kind == m["judged_by"]) for kind in MODELS}
+        row |= {
+            kind: cell(m[kind], m["metric"], m["best"] and len(found) > 1 and kind == m["judged_by"]) for kind in MODELS
+        }
         row["worst decile"] = cell(m["worst_decile"], "accuracy")
         row["better than Local"] = cell(m["better_than_local"], "accuracy")
         row["traffic"] = cell(traffic[m["method"]], "bytes")
         reached = m["bytes_until"]
-        row[f"bytes until {100 * until:g} %"] = Cell(comparison.until_text(m), reached and reached["mean"])
+        row[f"bytes until {100 * until:g} %"] = Cell(
+            comparison.until_text(m).replace(" ± 0 B", ""), reached and reached["mean"]
+        )
         row["groups found"] = cell(m["rand_index"], "index")
         row["training"] = cell(m["seconds"], "seconds")
         seeds = [record["seed"] for record in records if record["method"] == m["method"]]
@@ -129,7 +133,7 @@ def records_rounds(records: Iterable[dict[str, Any]], method: str) -> int:
 
 
 def cell(found: dict[str, Any] | None, what: str, best: bool = False) -> Cell:
-    value = found and found["mean"] * FACTORS.get(what, 1.0)
+    value = found["mean"] * FACTORS.get(what, 1.0) if found else None
     exact = found and {**found, "half": found["half"] or None}  # without "± 0"
     return Cell(shown(exact, what), value, "good" if best else "" if found else "muted")
 
@@ -158,7 +162,9 @@ def models_table(study: Study) -> Table:
             own = [models[name] for models in each if name in models]
             cells = [cell(interval((model[k] or {}).get("accuracy") for model in own), "accuracy") for k in MODELS]
             rows.append([variant.name, name, own[0]["algorithm"], *cells])
-    return Table("Models on one pool", ["run", "model", "method", *MODELS], rows, "Test accuracy of the last round.")
+    kept = [0, 1, 2, *(k for k in range(3, 6) if any(row[k].text != "-" for row in rows))]
+    columns, rows = ["run", "model", "method", *MODELS], [[row[k] for k in kept] for row in rows]
+    return Table("Models on one pool", [columns[k] for k in kept], rows, "Test accuracy of the last round.")
 
 
 # -- the configuration --------------------------------------------------------------------------------
@@ -193,5 +199,3 @@ def run_row(variant: Variant, run: Run) -> list[Cell | str]:
         variant.like or variant.name, Cell(str(run.seed), run.seed), Cell(f"{run.rounds:,}", run.rounds), state,
         Cell(duration(seconds), seconds), ", ".join(f"{k} {v}" for k, v in made.items()), str(run.folder),
     ]  # fmt: skip
-
-

@@ -14,7 +14,12 @@ LATEX = {
 def markdown(table: Table) -> str:
     """A pipe table with its title and note; the best cells are bold."""
     head = [escaped(column) for column in table.columns]
-    lines = [f"**{escaped(table.title)}**", "", row_of(head), row_of(["---", *["---:"] * (len(head) - 1)])]
+    lines = [
+        f"**{escaped(table.title)}**",
+        "",
+        row_of(head),
+        row_of(["---:" if right else "---" for right in to_the_right(table)]),
+    ]
     for row in table.rows:
         lines.append(row_of([marked(cell, escaped(text_of(cell)), "**{}**") for cell in row]))
     return "\n".join([*lines, *(["", escaped(table.note)] if table.note else []), ""])
@@ -23,13 +28,21 @@ def markdown(table: Table) -> str:
 def latex(table: Table) -> str:
     """A table for booktabs (`\\usepackage{booktabs}`)."""
     lines = [
-        r"\begin{table}", r"\centering", rf"\caption{{{tex(f'{table.title}. {table.note}' if table.note else table.title)}}}",
-        rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}", r"\toprule",
+        r"\begin{table}", r"\centering", rf"\caption{{{tex('. '.join(filter(None, (table.title, table.note))))}}}",
+        rf"\begin{{tabular}}{{{''.join('lr'[right] for right in to_the_right(table))}}}", r"\toprule",
         " & ".join(map(tex, table.columns)) + r" \\", r"\midrule",
     ]  # fmt: skip
     for row in table.rows:
         lines.append(" & ".join(marked(cell, tex(text_of(cell)), r"\textbf{{{}}}") for cell in row) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+
+
+def to_the_right(table: Table) -> list[bool]:
+    """By column: whether it holds numbers."""
+    return [
+        any(isinstance(row[k], Cell) and isinstance(row[k].value, int | float) for row in table.rows)  # type: ignore[union-attr]
+        for k in range(len(table.columns))
+    ]
 
 
 def text_of(cell: Cell | str) -> str:

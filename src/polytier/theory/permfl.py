@@ -1,4 +1,4 @@
-"""What PerMFL's Theorem 1 promises, in numbers, and where a run on quadratics must end.
+"""What PerMFL's Theorems 1 and 2 ask and promise, in numbers, and where a run on quadratics must end.
 
 Banerjee, Dadras, Yurtsever, Bhuyan: "Personalized Multi-Tier Federated Learning". Numbers in brackets are
 its equations. Quadratics are f_ij(t) = 1/2 t'A_ij t - b_ij't, with uniform means in a team, then over teams.
@@ -8,11 +8,26 @@ beta: device_lr, team_lr, server_lr; L, K, T: device_steps, team_rounds, rounds.
 
 from __future__ import annotations
 
-from math import ceil, log, log1p, sqrt
-from typing import NamedTuple
+from math import ceil, sqrt
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.linalg import eigvalsh, inv, norm
+
+from polytier.theory.rules import Condition, Known, Prediction, compute, condition, prediction, with_derived
+
+GIVEN = {
+    "Gamma1": "of (55), one a team or the worst: 2 |x^t - prox(x^t)|^2",
+    "Gamma3": "of (58): mean of |grad f~_ij(w)|^2 / lambda^2 in a team",
+    "Gamma4": "mean of Gamma1 over teams, (61)",
+    "Gamma5": "mu_F~^2 |x^0 - x*|^2 / (6 gamma^2), (61)",
+    "gap": "phi(x^0) - phi(x*)",
+    "nu": "error of the teams' solutions, (63)",
+}
+TEAM_ROUNDS = "(T * log(1 - beta * mu_Ft / 2) + log(Gamma5 / Gamma4)) / log(1 - eta * (mu_F + gamma) / 2)"  # (61)
+DEVICE_STEPS = (  # (58)
+    "(K * log(1 - eta * (mu_F + gamma) / 2) + log(Gamma1 / (2 * Gamma3 * Gamma2))) / log(1 - alpha * mu_f)"
+)
 
 
 class Envelopes(NamedTuple):
@@ -100,22 +115,16 @@ def times(matrices: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return (matrices @ rows[..., None])[..., 0]
 
 
-def loops(
-    A, b, team, x0, rounds: int, device_pull: float, team_pull: float, steps: Steps | None = None
-) -> tuple[int, int]:
-    """K (team_rounds) and L (device_steps) with which (62) holds after every round up to T.
+def gammas(A, b, team, x0, device_pull: float, team_pull: float) -> dict[str, Any]:
+    """Gamma^(1) to Gamma^(5) of (55)-(61) for quadratics, Gamma1 and Gamma3 one a team.
 
-    The paper's Gammas belong to one round and team round; these are bounds for all of them: (62) keeps x^t
-    within sqrt(2) |x^0 - x*| of x*, by induction over t, (50) keeps w^{t,k} near prox(x^t), and a proximal
-    map shrinks distances. `steps`: the largest admissible ones if left out.
+    The paper's belong to one round and team round; these are bounds for all of them: (62) keeps x^t within
+    sqrt(2) |x^0 - x*| of x*, by induction over t, (50) keeps w^{t,k} near prox(x^t), and a proximal map shrinks
+    distances.
     """
     lam, gamma, mu, smoothness = device_pull, team_pull, float(eigvalsh(A).min()), float(eigvalsh(A).max())
     (x, w, theta), index = stationary_point(A, b, team, lam, gamma), np.unique(team, return_inverse=True)[1]
     mu_F, mu_F_tilde, L_F, _ = envelope_constants(mu, smoothness, lam, gamma)
-    largest = admissible_steps(mu, smoothness, lam, gamma)
-    alpha, eta, beta, _ = steps = steps or largest
-    if not all(0 < step <= bound * (1 + 1e-9) for step, bound in zip(steps[:3], largest[:3], strict=True)):
-        raise ValueError(f"{steps} are outside Theorem 1; try steps above 0 and at most {largest}")
     if not (start := float(norm(x0 - x))):
         raise ValueError("x0 is the stationary point, which no finite K and L keep exactly; try another x0")
     far = sqrt(2) * start
@@ -126,24 +135,86 @@ def loops(
     reach = gamma / (mu_F + gamma) * far + np.sqrt(gamma1)  # >= |w_i^{t,k} - w_i*| by (50), [M]
     gap = norm(theta - w[index], axis=1) + smoothness / (smoothness + lam) * reach[index]
     gamma3 = team_means(gap**2, index)  # gap >= |w^{t,k} - prox(w^{t,k})| = |grad f~(w^{t,k})| / lambda
-    gamma4, gamma5 = float(gamma1.mean()), mu_F_tilde**2 / (6 * gamma**2) * start**2
-    server, teams = log1p(-beta * mu_F_tilde / 2), log1p(-eta * (mu_F + gamma) / 2)
-    K = max(1, ceil((server * rounds + log(gamma5 / gamma4)) / teams))  # (61)
-    L = (teams * K + np.log(gamma1 / (2 * gamma3 * gamma2))) / log1p(-alpha * mu)  # (58), one a team
-    return K, max(1, ceil(L.max()))
+    gamma5 = mu_F_tilde**2 / (6 * gamma**2) * start**2
+    return {"Gamma1": gamma1, "Gamma2": gamma2, "Gamma3": gamma3, "Gamma4": float(gamma1.mean()), "Gamma5": gamma5}
 
 
-def round_multiplier(
-    a, device_lr: float, team_lr: float, server_lr: float, device_pull: float, team_pull: float,
-    device_steps: int, team_rounds: int,
-) -> np.ndarray:  # fmt: skip
-    """m(a): what a round of (4), (9), (13) multiplies the error of x by along curvature a (if all share A).
+def loops(
+    A, b, team, x0, rounds: int, device_pull: float, team_pull: float, steps: Steps | None = None
+) -> tuple[int, int]:
+    """K (team_rounds) and L (device_steps) with which (62) holds after every round up to T.
 
-    |m(a)| > 1 somewhere between mu_f and L_f: the run diverges.
+    `steps`: the largest admissible ones if left out.
     """
-    a, lam, gamma = np.asarray(a, float), device_pull, team_pull
-    t = (lam + a * (1 - device_lr * (a + lam)) ** device_steps) / (a + lam)  # theta = t w after L steps (4)
-    r = np.ones_like(a)  # w = r x
-    for _ in range(team_rounds):
-        r = r - team_lr * (lam * (1 - t) * r + gamma * (r - 1))  # (9)
-    return 1 - server_lr * gamma * (1 - r)  # (13)
+    mu, smoothness = float(eigvalsh(A).min()), float(eigvalsh(A).max())
+    largest = admissible_steps(mu, smoothness, device_pull, team_pull)
+    alpha, eta, beta, _ = steps = steps or largest
+    if not all(0 < step <= bound * (1 + 1e-9) for step, bound in zip(steps[:3], largest[:3], strict=True)):
+        raise ValueError(f"{steps} are outside Theorem 1; try steps above 0 and at most {largest}")
+    c = derived({
+        "alpha": alpha, "eta": eta, "beta": beta, "lam": device_pull, "gamma": team_pull, "mu_f": mu, "T": rounds,
+        **gammas(A, b, team, x0, device_pull, team_pull),
+    })  # fmt: skip
+    K = max(1, ceil(compute(TEAM_ROUNDS, c)))
+    return K, max(1, ceil(np.max(compute(DEVICE_STEPS, {**c, "K": K}))))
+
+
+# -- what the theorems ask and promise ----------------------------------------------------------------
+
+
+def derived(known: Known) -> dict[str, Any]:
+    """mu_F of a team's loss and mu_Ft of its envelope (27), for mu_f > 0."""
+    if not known["mu_f"] > 0:
+        return dict(known)
+    return with_derived(
+        known,
+        mu_F="lam * mu_f / (lam + mu_f)",
+        mu_Ft="lam * gamma * mu_f / (lam * mu_f + gamma * mu_f + lam * gamma)",
+        Gamma2="12 * (lam / (mu_F + gamma)) ** 2",
+    )
+
+
+def conditions(known: Known) -> list[Condition]:
+    """Theorem 1 where the objective is strongly convex, else Theorem 2; then what keeps a run from diverging."""
+    c = derived(known)
+    if known["mu_f"] > 0:
+        where = "Theorem 1"
+        found = [
+            condition(where, "beta <= mu_Ft / (4 * gamma)", c),
+            condition("Theorem 1, (36)", "beta <= 1 / (2 * gamma)", c, "the proof needs it too"),
+            condition(where, "eta <= 1 / (2 * (lam + gamma))", c),
+            condition(where, "alpha <= 1 / (L_f + lam)", c),
+        ]
+    else:
+        where = "Theorem 2"
+        found = [
+            condition(where, "beta <= 1 / (4 * gamma)", c),
+            condition(where, "eta <= 1 / (lam + gamma)", c),
+            condition(where, "alpha <= 1 / lam", c),
+        ]
+    found += [condition(where, "gamma > 2 * lam", c), condition(where, "lam > 2 * L_f", c)]
+    if known["mu_f"] > 0:
+        found += [condition("(61)", f"K >= {TEAM_ROUNDS}", c), condition("(58)", f"L >= {DEVICE_STEPS}", c)]
+    return found + stability(c)
+
+
+def stability(known: Known) -> list[Condition]:
+    """Sufficient to keep each single step from overshooting."""
+    texts = ("beta * gamma < 2", "eta * (lam + gamma) < 2", "alpha * (L_f + lam) < 2")
+    return [condition("stability", text, known, "sufficient; no condition of the paper") for text in texts]
+
+
+def predictions(known: Known) -> list[Prediction]:
+    c = derived(known)
+    if known["mu_f"] > 0:
+        rates = [
+            prediction("(62)", "factor of |x^t - x*|^2 a round", "1 - beta * mu_Ft / 2", c),
+            prediction("(62)", "|x^T - x*|^2 / |x^0 - x*|^2, at most", "2 * (1 - beta * mu_Ft / 2) ** T", c),
+        ]
+        note = "as printed; false: the proof renames beta on the way"
+        return [*rates, prediction("(15)", "the same", "2 * (1 - beta) ** T", c, note)]
+    what = "mean of |grad phi(x^t)|^2, at most"
+    return [
+        prediction("(63)", what, "2 * gap / (beta * T) + gamma ** 2 * nu", c),
+        prediction("(16)", what, "gap / (beta * T)", c, "as printed; the proof gives (63)"),
+    ]

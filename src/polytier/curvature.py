@@ -1,0 +1,171 @@
+"""Least and largest curvature of the devices' objectives on their training data: mu and L of the theorems.
+
+kind     | which objectives          | what is told
+exact    | quadratics                | the extreme eigenvalues of every A
+exact    | softmax of a linear layer | the smallest numbers that hold for all models: see `softmax_smoothness`
+estimate | all others                | of the Hessian at the first model, by power iteration; elsewhere it may differ
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from polytier import random
+from polytier.models import Quadratic
+from polytier.objective import cross_entropy
+from polytier.world import World
+
+MOST_DEVICES, MOST_SAMPLES = 16, 1024  # of which a Hessian is looked at
+CHEAP_DEVICES, CHEAP_NUMBERS = 4, 1 << 26  # before a run: devices that are looked at, and inputs that are read at all
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """mu and smoothness over all devices; `range`: the least and the largest of the devices' own smoothness."""
+
+    mu: float
+    smoothness: float
+    range: tuple[float, float]
+    kind: str  # exact | estimate
+    how: str
+
+
+def curvature(world: World) -> Curvature:
+    """Of a world's objective; a ValueError if its second derivatives cannot be had."""
+    l2, devices = world.objective.l2, range(len(world.batches.federation))
+    if is_quadratic(world):
+        values = torch.linalg.eigvalsh(quadratic_matrices(world))  # [n, d]
+        return make(values[:, 0].tolist(), values[:, -1].tolist(), "exact", "eigenvalues of all devices' quadratics")
+    if is_softmax_regression(world):
+        found = [softmax_smoothness(inputs(world, k), world.seed) + l2 for k in devices]
+        return make([l2] * len(found), found, "exact", "for all models: half the largest eigenvalue of X'X/n, + l2")
+    some = spread(len(devices), MOST_DEVICES)
+    try:
+        start = first_vector(world.objective.dimension, world.seed, world.objective.initial)
+        ends = [extremes(hessian_product(world, k), start.to(world.objective.device), 1e-3) for k in some]
+    except (RuntimeError, NotImplementedError) as error:
+        raise ValueError(
+            f"the model has no second derivatives here ({error}); give least and largest curvature with --given"
+        ) from None
+    samples = f"at most {MOST_SAMPLES} samples each"
+    how = f"Hessian at the first model, power iteration, {len(some)} of {len(devices)} devices, {samples}"
+    return make([e[0] for e in ends], [max(abs(e[0]), e[1]) for e in ends], "estimate", how)
+
+
+def quick_curvature(world: World) -> Curvature | None:
+    """The same in a moment, for the line before a run; None where that cannot be had."""
+    federation = world.batches.federation
+    if hasattr(federation.x, "file") or federation.x.numel() > CHEAP_NUMBERS:
+        return None
+    if is_quadratic(world):
+        return curvature(world)
+    if not is_softmax_regression(world):
+        return None
+    read = [inputs(world, k, torch.float32) for k in range(len(federation))]
+    sizes = torch.stack([x.square().sum(1).mean() for x in read])  # the trace of X'X/n bounds its eigenvalues
+    most = sizes.argsort(descending=True)[:CHEAP_DEVICES].tolist()
+    found = [softmax_smoothness(read[k], world.seed, 1e-3) + world.objective.l2 for k in most]
+    return make([world.objective.l2], found, "exact", f"{len(most)} devices with the longest inputs")
+
+
+def make(mu: list[float], smoothness: list[float], kind: str, how: str) -> Curvature:
+    return Curvature(min(mu), max(smoothness), (min(smoothness), max(smoothness)), kind, how)
+
+
+def spread(n: int, most: int) -> list[int]:
+    """At most so many of n, evenly."""
+    return torch.linspace(0, n - 1, min(n, most)).round().long().tolist()
+
+
+def inputs(world: World, device: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """[n, F] training inputs of a device, flat."""
+    federation = world.batches.federation
+    return federation.inputs(federation.device(device)[0], dtype).flatten(1)
+
+
+# -- quadratics ---------------------------------------------------------------------------------------
+
+
+def is_quadratic(world: World) -> bool:
+    return isinstance(world.objective.module, Quadratic)
+
+
+def quadratic_matrices(world: World) -> Tensor:
+    """[n, d, d] each device's A, the mean of its samples', with the l2 term; in the order of the federation."""
+    federation = world.batches.federation
+    A = torch.stack([federation.device(k)[0].double().mean(0) for k in range(len(federation))])
+    return A + world.objective.l2 * torch.eye(A.shape[-1], dtype=A.dtype)
+
+
+# -- softmax regression -------------------------------------------------------------------------------
+
+
+def is_softmax_regression(world: World) -> bool:
+    """Whether the model is one linear layer below the cross-entropy of classes."""
+    layers = [m for m in world.objective.module.modules() if not isinstance(m, nn.Sequential | nn.Flatten)]
+    linear = len(layers) == 1 and isinstance(layers[0], nn.Linear) and layers[0].bias is not None
+    classes = world.batches.federation.y.ndim == 1 and world.objective.sample_loss is cross_entropy
+    return linear and classes and layers[0].out_features > 1
+
+
+def softmax_smoothness(x: Tensor, seed: int, tolerance: float = 1e-9) -> float:
+    """The smallest L for which cross-entropy over inputs x [n, F] is L-smooth at all weights and biases.
+
+    With X = [x, 1] the Hessian is the mean over samples of (diag(p) - pp') (x) XX', and diag(p) - pp' <= 1/2 for any
+    probabilities p: nothing exceeds half the largest eigenvalue of X'X/n. Weights of zero with two equal biases far
+    above the others bring every p as near to (1/2, 1/2, 0, ..) as one likes, so nothing less will do. Where p goes
+    to (1, 0, ..) the Hessian vanishes: without an l2 term mu is 0.
+    """
+
+    def product(v: Tensor) -> Tensor:
+        outputs = x @ v[:-1] + v[-1]
+        return torch.cat([x.T @ outputs, outputs.sum(0, keepdim=True)]) / len(x)
+
+    return 0.5 * largest(product, first_vector(x.shape[1] + 1, seed, x), tolerance)
+
+
+# -- power iteration ----------------------------------------------------------------------------------
+
+
+def hessian_product(world: World, device: int) -> Callable[[Tensor], Tensor]:
+    """v -> H v of a device's objective at the first model, on its first samples, without dropout."""
+    objective, federation = world.objective, world.batches.federation
+    batch = world.batches.whole(torch.tensor([device]), chunk=min(MOST_SAMPLES, int(federation.samples[device])))
+    group = batch.groups[0]
+    row = objective.initial.to(objective.device).clone().requires_grad_()
+    value = objective.row_loss(row, group.x[0], group.y[0], group.weight[0])
+    slope = torch.autograd.grad(value, row, create_graph=True)[0]
+
+    def product(v: Tensor) -> Tensor:
+        return torch.autograd.grad(slope, row, v, retain_graph=True)[0]
+
+    return product
+
+
+def extremes(product: Callable[[Tensor], Tensor], start: Tensor, tolerance: float) -> tuple[float, float]:
+    """The least and the largest eigenvalue of a symmetric v -> H v."""
+    far = largest(product, start, tolerance)  # of the largest magnitude
+    other = far + largest(lambda v: product(v) - far * v, start, tolerance)
+    return min(far, other), max(far, other)
+
+
+def first_vector(size: int, seed: int, like: Tensor) -> Tensor:
+    draws = random.uniform(torch.tensor([random.signed(random.key(seed, "curvature"))]), size)[0] - 0.5
+    return draws.to(like)
+
+
+def largest(product: Callable[[Tensor], Tensor], v: Tensor, tolerance: float, most: int = 5000) -> float:
+    """The eigenvalue of largest magnitude of a symmetric v -> H v, when it changes by less than `tolerance` of it."""
+    value = 0.0
+    for k in range(most):
+        v = v / v.norm()
+        image = product(v)
+        before, value = value, float((image * v).sum())
+        if not float(image.norm()) or (k > 3 and abs(value - before) <= tolerance * abs(value)):
+            break
+        v = image
+    return value

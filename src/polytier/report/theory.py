@@ -1,0 +1,66 @@
+"""What `polytier check` found, for people; needs no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from polytier.report.tables import line, table
+
+HOLDS = {True: "holds", False: "BROKEN", None: "not checked"}
+
+
+def print_check(console: Console, found: dict[str, Any]) -> None:
+    """A report: constants, conditions, predictions, verdict."""
+    name = f"{found['model']}: " if found["model"] else ""
+    line(console, f"{name}{found['method']}: {found['theory']}", style="bold")
+    if found["curvature"] is not None:
+        c = found["curvature"]
+        low, high = c["range"]
+        told = f"mu {c['mu']:.4g}, L {c['smoothness']:.4g} (devices {low:.4g} to {high:.4g})"
+        line(console, f"curvature, {c['kind']}: {told}; {c['how']}")
+    line(console, "here: " + ", ".join(f"{k} = {v:.6g}" for k, v in found["letters"].items()))
+    console.print()
+    rows = [
+        (c["where"], c["formula"], number(c["value"]), c["allowed"], state(c), c["note"]) for c in found["conditions"]
+    ]
+    console.print(table(("condition of", "formula", "here", "allowed", "", ""), rows))
+    rows = [(p["where"], p["what"], p["formula"], promised(p), p["note"]) for p in found["predictions"]]
+    if rows:
+        console.print()
+        console.print(table(("promise of", "what", "formula", "here", ""), rows))
+    console.print()
+    line(console, f"{found['verdict']}: {found['why']}")
+    if found["measured"] is not None:
+        print_measured(console, found["measured"])
+    console.print()
+
+
+def print_measured(console: Console, m: dict[str, Any]) -> None:
+    if m["stopped"]:
+        line(console, f"measured: {m['stopped']}")
+    for kind, (first, last) in m["loss"].items():
+        line(console, f"measured: training loss of the {kind} model {first:.4g} -> {last:.4g} in {m['rounds']} rounds")
+    if m["what"] is None:
+        return
+    told = f"measured: {m['what']} {m['first']:.4g} -> {m['last']:.4g}, a factor of {number(m['factor'])} a round"
+    if "predicted" in m:
+        kept = "never above its bound" if m["keeps_62"] else f"up to {m['worst_of_62']:.3g} times its bound"
+        told += f"; (62) promises {m['predicted']:.6g}: {kept}"
+    line(console, told)
+
+
+def number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def state(condition: dict[str, Any]) -> str:
+    missing = f": {', '.join(condition['missing'])} not given" if condition["missing"] else ""
+    return HOLDS[condition["holds"]] + missing
+
+
+def promised(prediction: dict[str, Any]) -> str:
+    if prediction["missing"]:
+        return f"not known: {', '.join(prediction['missing'])} not given"
+    return f"{prediction['value']:.6g}"

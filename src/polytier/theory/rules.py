@@ -1,0 +1,95 @@
+"""Conditions and rates as texts in a paper's letters.
+
+A text is what people read and what is computed, so the two cannot differ: "beta <= 1 / (4 * gamma)". Letters that
+nobody knows leave it unchecked, and are named. `lam` stands for lambda, which Python keeps for itself.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+RELATIONS = {"<=": operator.le, ">=": operator.ge, "==": operator.eq, "<": operator.lt, ">": operator.gt}
+FUNCTIONS = {"sqrt": np.sqrt, "log": np.log, "min": min, "max": max}
+Known = Mapping[str, Any]  # numbers by letter; an array: one a team, and the worst of them counts
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Something that a theorem asks for. holds None: not checked, because of the letters `missing`."""
+
+    where: str
+    formula: str
+    value: float | None
+    allowed: str
+    holds: bool | None
+    missing: tuple[str, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Something that a theorem promises."""
+
+    where: str
+    what: str
+    formula: str
+    value: float | None
+    missing: tuple[str, ...] = ()
+    note: str = ""
+
+
+def condition(where: str, text: str, known: Known, note: str = "") -> Condition:
+    """`text` is LEFT RELATION RIGHT, as in "eta <= 1 / (lam + gamma)"."""
+    left, relation, right = re.split(r"\s(<=|>=|==|<|>)\s", text)
+    value, bound = (
+        None if unknown_letters(side, known) else worst(compute(side, known), relation, side == left)
+        for side in (left, right)
+    )
+    missing = tuple(dict.fromkeys([*unknown_letters(left, known), *unknown_letters(right, known)]))
+    nowhere = value is None or bound is None or np.isnan(value) or np.isnan(bound)
+    holds = None if nowhere else bool(RELATIONS[relation](value, bound))
+    return Condition(
+        where, shown(text), value, "" if bound is None else f"{relation} {bound:.4g}", holds, missing, note
+    )
+
+
+def prediction(where: str, what: str, text: str, known: Known, note: str = "") -> Prediction:
+    missing = tuple(unknown_letters(text, known))
+    value = None if missing else float(np.max(compute(text, known)))
+    return Prediction(where, what, shown(text), value, missing, note)
+
+
+def with_derived(known: Known, **texts: str) -> dict[str, Any]:
+    """The letters and those that follow from them, in this order; what needs an unknown one stays unknown."""
+    found = dict(known)
+    for letter, text in texts.items():
+        if letter not in found and not unknown_letters(text, found):
+            found[letter] = compute(text, found)
+    return found
+
+
+def unknown_letters(text: str, known: Known) -> list[str]:
+    names = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", text))
+    return [shown(name) for name in names if name not in FUNCTIONS and name not in known]
+
+
+def compute(text: str, known: Known) -> Any:
+    """Of the house's own texts alone; a division by zero is infinite."""
+    names = {name: np.float64(value) if np.isscalar(value) else value for name, value in known.items()}
+    with np.errstate(all="ignore"):
+        return eval(text, {"__builtins__": {}, **FUNCTIONS}, names)
+
+
+def worst(values: Any, relation: str, left: bool) -> float:
+    """Of several numbers the one with which a relation is hardest to keep."""
+    return float(np.max(values) if (relation in (">=", ">")) != left else np.min(values))
+
+
+def shown(text: str) -> str:
+    return re.sub(r"\blam(?=\d|\b|_)", "lambda", text).replace("**", "^")
