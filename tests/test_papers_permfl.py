@@ -54,7 +54,7 @@ def test_full_is_the_papers():
     assert row(FULL["table1"], "MNIST", "CNN", "PerMFL (PM)").runs[0].settings["model"] == "cnn-mnist"
     assert row(FULL["table1"], "FMNIST", "CNN", "PerMFL (PM)").runs[0].settings["model"] == "cnn-fmnist"
     assert row(FULL["table1"], "MNIST", "CNN", "pFedMe (PM)").runs[0].settings["set"]["server_lr"] == 0.4
-    assert row(FULL["table1"], "FMNIST", "CNN", "pFedMe (PM)").runs[0].settings["set"]["server_lr"] == 0.5
+    assert row(FULL["table1"], "Synthetic", "DNN", "pFedMe (PM)").runs[0].settings["set"]["server_lr"] == 0.5
 
 
 def test_tables_have_the_papers_figures():
