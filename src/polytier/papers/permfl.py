@@ -75,7 +75,7 @@ def make(quick: bool, method: str, data: str, model: str, **changes: Any) -> Run
     usual = {**USUAL, **FIELDS[method]}
     changes = {k: changes[k] for k in (*LETTERS, "devices", "partition") if k in changes and changes[k] != usual[k]}
     fields = {k: changes.get(k, v) for k, v in FIELDS[method].items()}
-    if method == "pfedme" and NETWORKS.get(data) == "cnn-mnist" and model == "network":
+    if method == "pfedme" and model_name(data, model) == "CNN":
         fields["server_lr"] = 0.4
     rounds = quick_rounds(data, model, bool(changes)) if quick else ROUNDS.get(method, 400)
     settings = {
