@@ -1094,6 +1094,7 @@ def test_quadratics_by_name_are_those_made_in_python(name, made, devices):
     np.testing.assert_allclose(ours.x.numpy(), theirs.x.numpy(), rtol=1e-6)
     np.testing.assert_allclose(ours.y.numpy(), theirs.y.numpy(), rtol=1e-6)
     assert (ours.samples == 1).all()
+    assert ours.team is not None
     assert len(np.unique(ours.team)) == 2
     assert (ours.cluster is None) == (theirs.cluster is None)
 
