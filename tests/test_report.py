@@ -300,7 +300,7 @@ def test_advice(tmp_path):
     assert "there is no run folder in" in call("report", tmp_path / "empty", "-o", page, code=2).stderr
     assert "there is no folder" in call("report", tmp_path / "none", "-o", page, code=2).stderr
     run = make_run(tmp_path / "runs" / "a", "permfl")
-    assert "is no folder; make it first" in call("report", run, "-o", tmp_path / "no" / "a.html", code=2).stderr
+    assert "make it first" in call("report", run, "-o", tmp_path / "no" / "a.html", code=2).stderr
     assert "name a file" in call("report", run, "-o", tmp_path, code=2).stderr
     wrong = call("report", run, "-o", page, "--figures", tmp_path / "figures", "--format", "gif", code=2)
     assert "allowed: png, svg, pdf" in wrong.stderr
@@ -381,6 +381,10 @@ def test_figures_of_the_command_and_their_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match=r"polytier\[plots\]"):
         figures.save(blocks.Lines("", "x", "y", []), tmp_path / "a.png")
+    more = ("--figures", tmp_path / "new", "--tables", tmp_path / "new")
+    assert "polytier[plots]" in call("report", run, "-o", tmp_path / "b.html", *more, code=2).stderr
+    assert not (tmp_path / "new").exists()
+    assert not (tmp_path / "b.html").exists()
 
 
 # -- in a browser -------------------------------------------------------------------------------------

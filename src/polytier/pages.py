@@ -29,17 +29,21 @@ def report(
 ) -> None:
     """One page about runs, which needs no network: tables, accuracy, devices, traffic, collaboration, data."""
     from polytier.folder import atomic, write_text
-    from polytier.report.figures import FORMATS, charts_in, save
+    from polytier.report.figures import FORMATS, charts_in, require, save
     from polytier.report.page import render
     from polytier.report.study import page_of
 
     if form not in FORMATS:
         raise ValueError(f"--format {form!r} is unknown; allowed: {', '.join(FORMATS)}")
-    if not out.resolve().parent.is_dir() or out.is_dir():
-        raise ValueError(f"{out} cannot be written: {'it' if out.is_dir() else out.parent} is {why(out)}")
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder; name a file such as {out / 'report.html'}")
+    if not out.resolve().parent.is_dir():
+        raise ValueError(f"{out} cannot be written: there is no folder {out.parent}; make it first")
     for folder in (figures, tables):
         if folder is not None and folder.exists() and not folder.is_dir():
             raise ValueError(f"{folder} is a file; name a folder")
+    if figures is not None:
+        require()
     title, subtitle, blocks = page_of(folders)
     if tables is not None:
         tables.mkdir(parents=True, exist_ok=True)
@@ -58,10 +62,6 @@ def report(
     page = render(title, blocks, subtitle)
     write_text(out, page)
     say(f"the page is {out} ({len(page.encode()) / 1e6:.1f} MB)")
-
-
-def why(out: Path) -> str:
-    return "a folder; name a file such as report.html" if out.is_dir() else "no folder; make it first"
 
 
 def as_text(blocks: list[Any], heading: str, write: Any) -> list[str]:

@@ -251,7 +251,7 @@ function lines(host, chart, { hidden, range, height = 320, named = true, title =
 // names beside the ends of lines; those that would overlap are pushed apart
 function endNames(ends, xAt, yAt, top, bottom) {
   const places = ends.map((end) => ({ ...end, left: xAt(end.x) + 9, at: yAt(end.y) })).sort((a, b) => a.at - b.at);
-  for (let times = 0; times < 80; times++) {
+  for (let times = 0; times < 300; times++) {
     places.forEach((one, j) => places.slice(j + 1).forEach((other) => {
       const lack = 13 - (other.at - one.at);
       if (lack > 0 && Math.abs(one.left - other.left) < 90) { one.at -= lack / 2; other.at += lack / 2; }

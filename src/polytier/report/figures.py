@@ -36,11 +36,10 @@ def save(block: Any, path: Path | str, form: str | None = None, names: Sequence[
     form = form or Path(path).suffix.removeprefix(".").lower()
     if form not in FORMATS:
         raise ValueError(f"figures are .png, .svg or .pdf; got {Path(path).name}")
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ValueError('figures need an extra: pip install "polytier[plots]"') from error
+    require()
+    import matplotlib
+    from matplotlib.figure import Figure
+
     draw = {Lines: lines, Panels: panels, Matrices: matrices, Histogram: histogram, Heat: heat, Tree: tree}[type(block)]
     # a style of its own, whatever the caller's matplotlib is set to
     style: Any = {**matplotlib.rcParamsDefault, **STYLE, "backend": matplotlib.get_backend()}
@@ -48,6 +47,14 @@ def save(block: Any, path: Path | str, form: str | None = None, names: Sequence[
         figure = Figure(layout="constrained")
         draw(figure, block, colours(names or names_in([block])))
         figure.savefig(path, format=form, metadata=NO_DATES[form])
+
+
+def require() -> None:
+    """Advice if matplotlib is not there."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ValueError('figures need an extra: pip install "polytier[plots]"') from error
 
 
 def colours(names: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,8 @@ def serve(folder: Path, port: int, ready: Callable[[str], None]) -> None:
             self.send_header("Content-Length", str(len(content)))
             self.send_header("Cache-Control", "no-store")
             self.end_headers()
-            self.wfile.write(content)
+            with suppress(ConnectionError):  # the page was closed meanwhile
+                self.wfile.write(content)
 
         def log_message(self, format: str, *args: Any) -> None:
             """Every look of the page would be a line."""

@@ -31,7 +31,7 @@ def page_of(folders: Sequence[Path]) -> tuple[str, str, list[Any]]:
             "is averaged or compared across them."
         ))  # fmt: skip
     for study in found:
-        blocks += [Heading(study.title), *blocks_of(study, folders)]
+        blocks += [Heading(study.title), *blocks_of(study)]
     title = found[0].title if len(found) == 1 else ", ".join(folder.resolve().name for folder in folders)
     return title, " · ".join(part for part in parts if part), blocks[1:] if len(found) == 1 else blocks
 
@@ -40,7 +40,7 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def blocks_of(study: Study, folders: Sequence[Path]) -> Iterator[Any]:
+def blocks_of(study: Study) -> Iterator[Any]:
     yield from map(Text, study.notes)
     yield summary_table(study)
     if study.finished and (models := models_table(study)).rows:
@@ -115,7 +115,8 @@ def summary_table(study: Study, until: float = UNTIL) -> Table:
     rows += [unfinished_row(variant, traffic[variant.name]) for variant in study.variants if not variant.finished]
     names = dict.fromkeys(name for row in rows for name in row)
     kept = [name for name in names if any(row.get(name, Cell("-")).text not in ("-", "never") for row in rows)]
-    notes = ["Test accuracy of the last round, mean over devices, ± half the 95 % interval over seeds."]
+    metric = found[0]["metric"] if found else "accuracy"
+    notes = [f"Test {metric} of the last round, mean over devices, ± half the 95 % interval over seeds."]
     if sum(m["best"] for m in found) and len(found) > 1:
         test = f"Wilcoxon signed-rank over devices and seeds, p > {comparison.LEVEL}"
         notes.append(f"* the best, or a tie with it: {test}.")
@@ -180,10 +181,10 @@ def configuration(study: Study) -> Iterator[Table]:
         for variant, settings in zip(study.variants, flat, strict=True)
         if variant.finished or variant.like not in {other.name for other in study.variants}
     ]
-    rows = [
-        [variant.name, ", ".join(f"{k.removeprefix('set.')} = {v}" for k, v in s.items() if k not in alike)]
-        for variant, s in own
-    ]
+    rows = []
+    for variant, settings in own:
+        differ = [name for name in settings if name not in alike and name != "algorithm"]
+        rows.append([variant.name, ", ".join(f"{name.removeprefix('set.')} = {settings[name]}" for name in differ)])
     if len(flat) > 1:
         yield Table("What differs", ["method", "settings"], rows)
     columns = ["method", "seed", "rounds", "state", "training", "computed with", "folder"]
