@@ -247,6 +247,16 @@ def test_list(kind, name, texts):
     assert f"did you mean '{name}'" in call("list", kind, name + "x", code=2).stderr
 
 
+def test_list_of_a_method_of_ones_own(tmp_path):
+    (tmp_path / "own_method_for_cli.py").write_text(
+        "from dataclasses import dataclass\nfrom polytier import FedAvg, parameter\n"
+        "@dataclass(frozen=True)\nclass Mine(FedAvg):\n    zeal: float = parameter(0.25, 'z', 'how eager it is', least=0)\n"
+    )
+    shown = call("list", "algorithms", "own_method_for_cli:Mine").stdout
+    assert all(text in shown for text in ("zeal", "0.25", "how eager it is", "device_steps"))
+    assert "does not load" in call("list", "algorithms", "own_method_for_cli:Yours", code=2).stderr
+
+
 def test_help_version_and_slips():
     assert call("--version").stdout == "polytier 0.1.0\n"
     assert "--team-formation" in call("run", "--help").stdout
