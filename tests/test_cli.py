@@ -228,6 +228,8 @@ def test_export_both_ways(finished, tmp_path):
     torch.testing.assert_close(program(x), run.model(team=1)(x))
     assert "exists" in call("export", finished, "--global", "-o", "model.pt2", code=2).stderr
     assert ".safetensors or .pt2" in call("export", finished, "--global", "-o", "model.onnx", code=2).stderr
+    said = call("export", finished, "--global", "-o", "global.safetensors").stderr
+    assert "the model of the whole population is in global.safetensors" in said
 
 
 @pytest.mark.parametrize(
@@ -245,6 +247,17 @@ def test_list(kind, name, texts):
     shown = call("list", kind, name).stdout
     assert all(text in shown for text in texts)
     assert f"did you mean '{name}'" in call("list", kind, name + "x", code=2).stderr
+
+
+def test_list_of_a_method_of_ones_own(tmp_path):
+    (tmp_path / "own_method_for_cli.py").write_text(
+        "from dataclasses import dataclass\nfrom polytier import FedAvg, parameter\n"
+        "@dataclass(frozen=True)\nclass Mine(FedAvg):\n"
+        "    zeal: float = parameter(0.25, 'z', 'how eager it is', least=0)\n"
+    )
+    shown = call("list", "algorithms", "own_method_for_cli:Mine").stdout
+    assert all(text in shown for text in ("zeal", "0.25", "how eager it is", "device_steps"))
+    assert "does not load" in call("list", "algorithms", "own_method_for_cli:Yours", code=2).stderr
 
 
 def test_help_version_and_slips():

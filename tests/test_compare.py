@@ -23,6 +23,7 @@ from commands import call, rows_of
 from polytier import compare, tasks
 from polytier.algorithms import ALGORITHMS
 from polytier.cli import app
+from polytier.config import check_config
 from polytier.report import comparison
 
 SMALL = ("--devices", 6, "--teams", 2, "--rounds", 2, "--batching", "eager")  # nothing is traced: that takes longest
@@ -154,6 +155,14 @@ def test_a_file_gives_its_fields_to_its_own_method(here, tmp_path):
     fields = {m: tomllib.loads((folder / f"{m}-0.toml").read_text())["set"] for m in ("local", "fedavg")}
     assert fields == {"local": {"device_steps": 1, "device_lr": 0.5}, "fedavg": {"device_steps": 2}}
     assert "fedavg keeps what --set says" in found(folder)["settings"]["notes"][0]
+
+
+def test_a_file_says_how_its_method_shares_out_the_steps():
+    shared = check_config({"set": {"device_steps": 4, "team_rounds": 1}})
+    fields = compare.settle(shared, ["permfl"], (), 20)[0]["permfl"].set
+    assert fields == {"device_steps": 4, "team_rounds": 5}
+    given = compare.settle(shared, ["permfl"], ["permfl.device_steps=10"], 20)[0]["permfl"].set
+    assert given == {"device_steps": 10, "team_rounds": 2}
 
 
 def test_a_process_of_its_own(tmp_path):

@@ -117,7 +117,7 @@ def settle(
         config = shared.model_copy(update={"algorithm": name})
         if steps is not None:
             tuned = {field: value for field, (value, _) in settings(name, shared.data, shared.model, steps).items()}
-            wanted = step_fields(kind, {**tuned, **given}.get("device_steps"), steps, tiers)
+            wanted = step_fields(kind, {**fields, **tuned, **given}.get("device_steps"), steps, tiers)
             fields |= wanted | tuned
             more = max(1, round(steps * kind.budget.get("rounds", 0)))
             config = config.model_copy(update={"rounds": more * config.rounds, "eval_every": more * config.eval_every})

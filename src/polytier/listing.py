@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from polytier.config import unknown
+from polytier.config import algorithm_kind, unknown
 from polytier.report.tables import line, table
 
 KINDS = ("algorithms", "data", "models", "partitions", "teams", "papers")
@@ -60,9 +60,10 @@ def print_list(console: Console, kind: str, name: str | None) -> None:
         rows = [(key, text_of(thing).splitlines()[0]) for key, thing in found.items()]
         console.print(table((kind, ""), rows))
         return
-    if name not in found:
+    own = kind == "algorithms" and ":" in name
+    if not own and name not in found:
         raise unknown(kind.removesuffix("s") if kind != "teams" else "team formation", name, list(found))
-    thing = found[name]
+    thing = algorithm_kind(name) if own else found[name]
     line(console, f"{text_of(thing)}\n")
     if isinstance(thing, type):
         line(console, "--set FIELD=VALUE", style="bold")
