@@ -21,7 +21,7 @@ from polytier.theory.rules import Condition, Known, Prediction, condition, shown
 from polytier.training import Training
 from polytier.world import Clock, World
 
-WILL, MAY, STABLE, UNKNOWN = "will diverge", "may diverge", "stable", "unknown"
+WILL, MAY, STABLE, UNKNOWN = "will diverge", "may diverge", "stable", "not judged"
 LARGE = 1 << 24  # numbers of all A, up to which a round on quadratics is computed as a matrix
 
 
@@ -72,7 +72,7 @@ def check_world(world: World, training: Training, rounds: int, given: Mapping[st
     found = None if {mu, L} <= set(given) else curvature(world)
     known = {**subject.letters, **({} if found is None else {mu: found.mu, L: found.smoothness}), **given}
     verdict, why = judge(world, known[mu], known[L], found is None or found.kind == "exact")
-    plain = {shown(letter): float(value) for letter, value in known.items() if np.isscalar(value)}
+    plain = {shown(letter): float(value) for letter, value in known.items() if np.ndim(value) == 0}
     return Report(
         world_name(world), world.name, subject.theory, plain, found, subject.conditions(known),
         subject.predictions(known), verdict, why,
@@ -210,7 +210,7 @@ def judge(world: World, mu: float, smoothness: float, exact: bool) -> tuple[str,
     """A verdict and why, of PerMFL and pFedMT. No smoothness (0): from what needs none."""
     method = world.algorithm
     if not isinstance(method, PerMFL):
-        return UNKNOWN, "what a round does to an error is known of PerMFL and pFedMT alone"
+        return UNKNOWN, "whether a run diverges is told of PerMFL and pFedMT alone"
     tree = settings(world, method)
     if is_quadratic(world) and world.batches.federation.x.numel() <= LARGE:
         radius = spectral_radius(world, method)
@@ -224,15 +224,15 @@ def judge(world: World, mu: float, smoothness: float, exact: bool) -> tuple[str,
     m = multiplier(a, float(np.max(tree[0])), *tree[1:3], [largest_step(level) for level in tree[3]], tree[4])
     grows = ~(np.abs(m) <= 1 + 1e-9)
     top = np.nanmax(np.abs(m)) if np.isfinite(m).any() else np.inf
-    whose = "of these data" if exact else "at the first model"
+    there = f"{'at most' if exact else 'at the first model'} {smoothness:.3g} here"
     if (m > 1 + 1e-9).all():
-        return WILL, f"a round multiplies errors by m > 1 along every curvature up to {smoothness:.3g} ({whose})"
+        return WILL, f"a round multiplies errors by m > 1 along every curvature ({there})"
     if grows.any():
-        stable = f"stable only where curvature stays below {a[grows.argmax()]:.3g}; it can be {smoothness:.3g} {whose}"
-        return MAY, f"|m| reaches {top:.3g}, {stable}"
+        below = f"a run settles only where curvature is below {a[grows.argmax()]:.3g} ({there})"
+        return MAY, f"|m| reaches {top:.3g}, {below}"
     if over:
-        return MAY, f"{over} (though |m| <= {top:.4g} for all curvatures up to {smoothness:.3g})"
-    return STABLE, f"|m| <= {top:.4g} for all curvatures up to {smoothness:.3g} ({whose})"
+        return MAY, f"{over} (though |m| <= {top:.4g} along every curvature, {there})"
+    return STABLE, f"|m| <= {top:.4g} along every curvature ({there})"
 
 
 def overshoots(tree: tuple, smoothness: float) -> str:
@@ -266,7 +266,13 @@ def settings(world: World, method: PerMFL) -> tuple[Any, float, int, list[Level]
 
 
 def spectral_radius(world: World, method: PerMFL) -> float:
-    """The largest factor by which a round on quadratics, all taking part, multiplies an error of x."""
+    """The largest factor by which a round on quadratics multiplies the length of an error of x."""
+    found = round_matrix(world, method)
+    return float(np.abs(np.linalg.eigvalsh(found)).max()) if np.isfinite(found).all() else float("inf")
+
+
+def round_matrix(world: World, method: PerMFL) -> np.ndarray:
+    """[d, d] what a round on quadratics, all taking part, multiplies an error of x by."""
     topology = world.topology
 
     def mean(tier: int) -> Callable[[np.ndarray], np.ndarray]:
@@ -278,8 +284,7 @@ def spectral_radius(world: World, method: PerMFL) -> float:
         return lambda values: np.tensordot(share, values, 1)
 
     A = quadratic_matrices(world)[topology.order].numpy()
-    found = round_map(A, *settings(world, method), means=[mean(tier) for tier in range(topology.leaf, 0, -1)])
-    return float(np.abs(np.linalg.eigvalsh(found)).max()) if np.isfinite(found).all() else float("inf")
+    return round_map(A, *settings(world, method), means=[mean(tier) for tier in range(topology.leaf, 0, -1)])[0]
 
 
 def quadratic_problem(world: World) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -107,9 +107,9 @@ def quadratic_matrices(world: World) -> Tensor:
 def is_softmax_regression(world: World) -> bool:
     """Whether the model is one linear layer below the cross-entropy of classes."""
     layers = [m for m in world.objective.module.modules() if not isinstance(m, nn.Sequential | nn.Flatten)]
-    linear = len(layers) == 1 and isinstance(layers[0], nn.Linear) and layers[0].bias is not None
-    classes = world.batches.federation.y.ndim == 1 and world.objective.sample_loss is cross_entropy
-    return linear and classes and layers[0].out_features > 1
+    if len(layers) != 1 or not isinstance(layers[0], nn.Linear) or layers[0].bias is None or layers[0].out_features < 2:
+        return False
+    return world.batches.federation.y.ndim == 1 and world.objective.sample_loss is cross_entropy
 
 
 def softmax_smoothness(x: Tensor, seed: int, tolerance: float = 1e-9) -> float:

@@ -87,11 +87,11 @@ def mean_factor(values: np.ndarray) -> float | None:
 
 
 def losses(training: Training, name: str) -> dict[str, list[float]]:
-    """By kind of model: training loss at the first and the last evaluation."""
+    """By kind of model: training loss at the first and the last of several evaluations."""
     seen: dict[str, list[float]] = {}
     for record in training.history:
         figures = record["models"][name] if name and "models" in record else record
         for kind in ("personal", "team", "global"):
             if "train" in figures.get(kind, {}):
                 seen.setdefault(kind, []).append(figures[kind]["train"]["loss"])
-    return {kind: [values[0], values[-1]] for kind, values in seen.items()}
+    return {kind: [values[0], values[-1]] for kind, values in seen.items() if len(values) > 1}

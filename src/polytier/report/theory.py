@@ -18,7 +18,7 @@ def print_check(console: Console, found: dict[str, Any]) -> None:
     if found["curvature"] is not None:
         c = found["curvature"]
         low, high = c["range"]
-        told = f"mu {c['mu']:.4g}, L {c['smoothness']:.4g} (devices {low:.4g} to {high:.4g})"
+        told = f"mu {c['mu']:.4g}, smoothness {c['smoothness']:.4g} (devices {low:.4g} to {high:.4g})"
         line(console, f"curvature, {c['kind']}: {told}; {c['how']}")
     line(console, "here: " + ", ".join(f"{k} = {v:.6g}" for k, v in found["letters"].items()))
     console.print()
@@ -29,8 +29,10 @@ def print_check(console: Console, found: dict[str, Any]) -> None:
     rows = [(p["where"], p["what"], p["formula"], promised(p), p["note"]) for p in found["predictions"]]
     if rows:
         console.print()
-        console.print(table(("promise of", "what", "formula", "here", ""), rows))
+        console.print(table(("if all hold", "what", "formula", "here", ""), rows))
     console.print()
+    counts = [sum(c["holds"] is holds for c in found["conditions"]) for holds in (False, None)]
+    line(console, f"{counts[0]} of {len(found['conditions'])} conditions broken, {counts[1]} not checked")
     line(console, f"{found['verdict']}: {found['why']}")
     if found["measured"] is not None:
         print_measured(console, found["measured"])

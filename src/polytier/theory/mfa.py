@@ -34,13 +34,18 @@ def derived(known: Known) -> dict[str, float]:
 def conditions(known: Known, frames: bool) -> list[Condition]:
     """frames: MFA-RR."""
     where = "Theorem 2" if frames else "Theorem 1"
+    note = "the step is A/(B+t//every)"
     found = [condition(where, "beta > 1 / mu", known)]
     if not frames:
-        return [*found, condition(where, "gamma > 4 * L * beta - 1", known)]
+        return [
+            *found,
+            condition(where, "gamma > 4 * L * beta - 1", known),
+            condition(where, "every == 1", known, note),
+        ]
     return [
         *found,
         condition(where, "gamma > beta * L - 1", known),
-        condition(where, "every == M", known, "the step is A/(B+t//every)"),
+        condition(where, "every == M", known, note),
         condition("Theorem 2, (31)", "left <= V / (2 * E * sqrt(beta1 + beta2 * G ** 2))", known),
     ]
 

@@ -19,6 +19,10 @@ FUNCTIONS = {"sqrt": np.sqrt, "log": np.log, "min": min, "max": max}
 Known = Mapping[str, Any]  # numbers by letter; an array: one a team, and the worst of them counts
 
 
+class Unknown(tuple):
+    """Stands for a letter that follows from others: those of them that nobody knows."""
+
+
 @dataclass(frozen=True)
 class Condition:
     """Something that a theorem asks for. holds None: not checked, because of the letters `missing`."""
@@ -52,8 +56,10 @@ def condition(where: str, text: str, known: Known, note: str = "") -> Condition:
         for side in (left, right)
     )
     missing = tuple(dict.fromkeys([*unknown_letters(left, known), *unknown_letters(right, known)]))
-    nowhere = value is None or bound is None or np.isnan(value) or np.isnan(bound)
-    holds = None if nowhere else bool(RELATIONS[relation](value, bound))
+    holds = None
+    if value is not None and bound is not None and not np.isnan(value - bound):
+        met = "=" in relation and np.isclose(value, bound, rtol=1e-9, atol=0)  # but for rounding
+        holds = bool(met or RELATIONS[relation](value, bound))
     return Condition(
         where, shown(text), value, "" if bound is None else f"{relation} {bound:.4g}", holds, missing, note
     )
@@ -66,22 +72,23 @@ def prediction(where: str, what: str, text: str, known: Known, note: str = "") -
 
 
 def with_derived(known: Known, **texts: str) -> dict[str, Any]:
-    """The letters and those that follow from them, in this order; what needs an unknown one stays unknown."""
+    """The letters and those that follow from them, in this order."""
     found = dict(known)
     for letter, text in texts.items():
-        if letter not in found and not unknown_letters(text, found):
-            found[letter] = compute(text, found)
+        if letter not in found:
+            found[letter] = Unknown(unknown_letters(text, found)) or compute(text, found)
     return found
 
 
 def unknown_letters(text: str, known: Known) -> list[str]:
-    names = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", text))
-    return [shown(name) for name in names if name not in FUNCTIONS and name not in known]
+    names = [name for name in re.findall(r"[A-Za-z_]\w*", text) if name not in FUNCTIONS]
+    missing = (known.get(name, (shown(name),)) for name in names)
+    return list(dict.fromkeys(letter for each in missing if isinstance(each, tuple) for letter in each))
 
 
 def compute(text: str, known: Known) -> Any:
     """Of the house's own texts alone; a division by zero is infinite."""
-    names = {name: np.float64(value) if np.isscalar(value) else value for name, value in known.items()}
+    names = {name: np.float64(value) if isinstance(value, int | float) else value for name, value in known.items()}
     with np.errstate(all="ignore"):
         return eval(text, {"__builtins__": {}, **FUNCTIONS}, names)
 
