@@ -36,7 +36,10 @@ PERSONAL = ("heurfedamp-0.5", "per-fedavg", "pfedgp")
 QUICK_MORE = dict.fromkeys((("mnist", 2), ("fashion-mnist", 1), ("fashion-mnist", 2)), PERSONAL)
 QUICK_MORE["mnist", 1] = (*PERSONAL, "pfedme-30", "sfedhp-5", "sfedhp-30")
 QUICK_LAMBDAS, QUICK_GAMMAS = (5, 25), (0.0, 0.001, 0.008)
-REDUCED = "25 rounds instead of 800 (methods of 5 steps a round: 100), a 784-30-10 network, 1 seed instead of 3"
+REDUCED = (
+    "25 rounds instead of 800 (methods of 5 steps a round: 100), a 784-30-10 network in place of 784-500-200-10, 1 seed "
+    "instead of 3"
+)
 REDUCED_CIFAR = (
     "5 rounds instead of 800 (methods of 5 steps a round: 20), a 3072-30-10 network in place of the VGG, 1 seed "
     "instead of 3"
