@@ -33,8 +33,12 @@ MODELS = ("personal", "global")
 GAMMAS = (0.0, 0.0005, 0.001, 0.002, 0.004, 0.008)
 # in quick, beside the methods and lambdas of Table I
 PERSONAL = ("heurfedamp-0.5", "per-fedavg", "pfedgp")
-QUICK_MORE = dict.fromkeys((("mnist", 2), ("fashion-mnist", 1), ("fashion-mnist", 2)), PERSONAL)
-QUICK_MORE["mnist", 1] = (*PERSONAL, "pfedme-30", "sfedhp-5", "sfedhp-30")
+QUICK_MORE: dict[Place, tuple[str, ...]] = {
+    ("mnist", 1): (*PERSONAL, "pfedme-30", "sfedhp-5", "sfedhp-30"),
+    ("mnist", 2): PERSONAL,
+    ("fashion-mnist", 1): PERSONAL,
+    ("fashion-mnist", 2): PERSONAL,
+}
 QUICK_LAMBDAS, QUICK_GAMMAS = (5, 25), (0.0, 0.001, 0.008)
 REDUCED = (
     "25 rounds instead of 800 (methods of 5 steps a round: 100), a 784-30-10 network in place of 784-500-200-10, 1 "
