@@ -150,7 +150,7 @@ class Plan:
         settings = {
             "algorithm": method,
             **self.settings(where, clients, clusters),
-            "set": self.fields(method, clusters),
+            "set": self.fields(where, method),
         }
         if (where, method) == (DEVICE, "ifca"):
             settings["device_participation"] = 0.1  # "to ensure scalability and fairness"
