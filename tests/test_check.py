@@ -20,6 +20,7 @@ from polytier.curvature import curvature, extremes, first_vector, hessian_produc
 from polytier.data.synthetic import quadratic_clusters, quadratics
 from polytier.measuring import Trail, measure
 from polytier.theory.permfl import conditions as permfl_conditions
+from polytier.theory.permfl import predictions as permfl_predictions
 from polytier.theory.rounds import Level, multiplier
 from polytier.theory.rules import condition, prediction, with_derived
 from polytier.training import Training
@@ -37,7 +38,7 @@ def classes(seed: int = 0, devices: int = 4, features: int = 3, num_classes: int
 
 def training(method: Any, data: Any, model: Any = "quadratic", team: Any = None, **more: Any) -> Training:
     topology = None if team is None else Topology.build(data.ids, team[: len(data)])
-    return Training(method, data, model, topology=topology, **{"dtype": "float64", "batching": "stacked"} | more)
+    return Training(method, data, model, topology=topology, dtype="float64", batching="stacked", **more)
 
 
 def by_formula(report: Any) -> dict[str, Any]:
@@ -140,14 +141,14 @@ def test_permfl_theorem_1_by_hand():
     waiting = [c for c in found.values() if c.holds is None]
     assert [c.where for c in waiting] == ["(61)", "(58)"]
     assert waiting[0].missing == ("Gamma5", "Gamma4")
-    rates = theory.permfl.predictions({**known, "T": 10})
+    rates = permfl_predictions({**known, "T": 10})
     assert rates[0].value == pytest.approx(1 - 0.01 * mu / 2)
     assert rates[1].value == pytest.approx(theory.rate(0.01, mu, 10))
     assert rates[2].note.startswith("as printed; false")
     not_convex = {c.formula: c for c in permfl_conditions({**known, "mu_f": 0.0, "T": 10})}
     assert not_convex["beta <= 1 / (4 * gamma)"].allowed == f"<= {1 / 28:.4g}"
     assert "eta <= 1 / (lambda + gamma)" in not_convex
-    promise = theory.permfl.predictions({**known, "mu_f": 0.0, "T": 10, "gap": 2.0, "nu": 0.5})
+    promise = permfl_predictions({**known, "mu_f": 0.0, "T": 10, "gap": 2.0, "nu": 0.5})
     assert [p.value for p in promise] == pytest.approx([2 * 2 / 0.1 + 49 * 0.5, 2 / 0.1])
 
 
@@ -252,7 +253,7 @@ def test_divergence_on_quadratics_is_foretold_exactly():
         assert (report.measured["factor"] > 1) == will
 
 
-@settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(st.floats(0.5, 5), st.floats(1, 1.4), st.integers(1, 4), st.integers(0, 99), st.integers(3, 6))
 def test_measured_rate_is_never_worse_than_62(mu, ratio, dimension, seed, rounds):
     data = quadratics(5, dimension, seed=seed, mu=mu, smoothness=mu * ratio)
@@ -344,10 +345,8 @@ def test_a_run_that_will_diverge_is_warned_of_and_does(tmp_path):
 
 
 def test_a_broken_bound_is_a_maybe(tmp_path):
-    # |m| > 1 only where curvature is large; a bound broken with |m| <= 1; no curvature known
-    steep = ("--set", "server_lr=3", "--set", "device_pull=5", "--set", "team_pull=5", "--set", "device_steps=20")
+    # a bound broken with |m| <= 1; no curvature known
     for k, (more, told) in enumerate({
-        steep: "settles only where curvature is below",
         ("--set", "server_lr=0.9", "--set", "team_pull=3"): "server_lr * team_pull = 2.7 >= 2 (though |m| <= 1",
         ("--model", "dnn:8", "--set", "device_lr=1", "--set", "device_pull=3"): "device_lr * (device_pull) = 3 >= 2",
     }.items()):  # fmt: skip

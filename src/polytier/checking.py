@@ -225,11 +225,8 @@ def judge(world: World, mu: float, smoothness: float, exact: bool) -> tuple[str,
     grows = ~(np.abs(m) <= 1 + 1e-9)
     top = np.nanmax(np.abs(m)) if np.isfinite(m).any() else np.inf
     there = f"{'at most' if exact else 'at the first model'} {smoothness:.3g} here"
-    if (m > 1 + 1e-9).all():
-        return WILL, f"a round multiplies errors by m > 1 along every curvature ({there})"
     if grows.any():
-        below = f"a run settles only where curvature is below {a[grows.argmax()]:.3g} ({there})"
-        return MAY, f"|m| reaches {top:.3g}, {below}"
+        return WILL, f"a round multiplies errors by up to {top:.3g} where curvature is above {a[grows.argmax()]:.3g} ({there})"
     if over:
         return MAY, f"{over} (though |m| <= {top:.4g} along every curvature, {there})"
     return STABLE, f"|m| <= {top:.4g} along every curvature ({there})"
