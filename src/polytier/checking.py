@@ -226,7 +226,8 @@ def judge(world: World, mu: float, smoothness: float, exact: bool) -> tuple[str,
     top = np.nanmax(np.abs(m)) if np.isfinite(m).any() else np.inf
     there = f"{'at most' if exact else 'at the first model'} {smoothness:.3g} here"
     if grows.any():
-        return WILL, f"a round multiplies errors by up to {top:.3g} where curvature is above {a[grows.argmax()]:.3g} ({there})"
+        where = f"where curvature is above {a[grows.argmax()]:.3g} ({there})"
+        return WILL, f"a round multiplies errors by up to {top:.3g} {where}"
     if over:
         return MAY, f"{over} (though |m| <= {top:.4g} along every curvature, {there})"
     return STABLE, f"|m| <= {top:.4g} along every curvature ({there})"
