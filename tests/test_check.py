@@ -25,7 +25,7 @@ from polytier.theory.rounds import Level, multiplier
 from polytier.theory.rules import condition, prediction, with_derived
 from polytier.training import Training
 
-ASCENT = ("--set", "team_lr=0.5", "--set", "team_pull=5", "--set", "team_rounds=2")  # eta gamma > 2, K even: m > 1
+ASCENT = ("--set", "team_lr=0.5", "--set", "team_pull=5", "--set", "team_rounds=10")  # eta gamma > 2, K even: m > 1
 TEAM = np.array([0, 0, 1, 1, 1, 2, 2, 0])
 
 
@@ -38,7 +38,8 @@ def classes(seed: int = 0, devices: int = 4, features: int = 3, num_classes: int
 
 def training(method: Any, data: Any, model: Any = "quadratic", team: Any = None, **more: Any) -> Training:
     topology = None if team is None else Topology.build(data.ids, team[: len(data)])
-    return Training(method, data, model, topology=topology, dtype="float64", batching="stacked", **more)
+    usual: dict[str, Any] = {"dtype": "float64", "batching": "stacked"}
+    return Training(method, data, model, topology=topology, **usual | more)
 
 
 def by_formula(report: Any) -> dict[str, Any]:
@@ -334,7 +335,7 @@ def test_a_run_that_will_diverge_is_warned_of_and_does(tmp_path):
     report = found(*DIGITS, *ASCENT, "--rounds", 12, "--eval-every", 4, "--measure")[0]
     assert report["verdict"] == WILL
     first, last = report["measured"]["loss"]["global"]
-    assert last > 10 * first
+    assert last > 4 * first
     assert report["measured"]["factor"] > 1.1
     result = call("run", *DIGITS, *ASCENT, "--rounds", 1, "--out", tmp_path / "run", "--quiet")
     assert [line for line in result.stderr.splitlines() if "diverge" in line] == [
@@ -350,7 +351,7 @@ def test_a_broken_bound_is_a_maybe(tmp_path):
         ("--set", "server_lr=0.9", "--set", "team_pull=3"): "server_lr * team_pull = 2.7 >= 2 (though |m| <= 1",
         ("--model", "dnn:8", "--set", "device_lr=1", "--set", "device_pull=3"): "device_lr * (device_pull) = 3 >= 2",
     }.items()):  # fmt: skip
-        result = call("run", *DIGITS[:4], *more, "--rounds", 1, "--out", tmp_path / str(k), "--quiet")
+        result = call("run", *DIGITS, *more, "--rounds", 1, "--out", tmp_path / str(k), "--quiet")
         lines = [line for line in result.stderr.splitlines() if line.startswith(f"{MAY}: ")]
         assert len(lines) == 1
         assert told in lines[0]

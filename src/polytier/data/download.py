@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from polytier.data.sources import SOURCES, default_dir, reading
+from polytier.data.sources import MADE, SOURCES, default_dir, reading
 
 Progress = Callable[[int, int | None], None]
 
@@ -73,7 +73,7 @@ DOWNLOADS: dict[str, tuple[Download, ...]] = {
 
 BY_HAND = {
     "digits": "digits come with the package; there is nothing to get",
-    "synthetic": "synthetic data are made on the spot; there is nothing to get",
+    **{name: f"data of {name} are made on the spot; there is nothing to get" for name in MADE},
     "celeba": "CelebA is got by hand from https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html: put the folder "
     "img_align_celeba, list_attr_celeba.txt and, to have persons as devices, identity_CelebA.txt into {}",
     "leaf": "LEAF data are made by its own scripts, https://github.com/TalwalkarLab/leaf: put the folders "
