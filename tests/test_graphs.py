@@ -376,7 +376,7 @@ def test_factors_are_not_written_over(monkeypatch):
 
 @pytest.mark.parametrize(
     ("samples", "outputs", "turned"),
-    [(5, 3, True), (5, 1, True), (4, 4, True), (3, 5, False), (1, 2, False)],
+    [(5, 3, True), (5, 1, True), (4, 4, True), (3, 18, True), (3, 19, False), (1, 7, False)],
 )
 def test_products_with_few_outputs_are_turned(samples, outputs, turned):
     generator = torch.Generator().manual_seed(13)
@@ -392,6 +392,22 @@ def test_products_with_few_outputs_are_turned(samples, outputs, turned):
     assert product.args[0] is (given_w if turned else given_x)
     assert product.args[1].target is graphs.aten.transpose.int
     assert product.args[1].args[0] is (given_x if turned else given_w)
+
+
+@pytest.mark.parametrize(("outputs", "turned"), [(4, True), (30, False)])
+def test_errors_that_go_back_lie_as_the_outputs_do(outputs, turned):
+    generator = torch.Generator().manual_seed(13)
+    w, e = (torch.randn(2, 3, k, generator=generator, dtype=DOUBLE) for k in (outputs, 4))
+    traced: Any = graphs.trace(lambda w, e: torch.bmm(e.transpose(1, 2), w), (w, e))
+    assert_close(traced(w, e), torch.einsum("nob,noi->nbi", e, w))
+    (product,) = (node for node in traced.__self__.graph.nodes if node.target is graphs.aten.bmm.default)
+    assert [graphs.is_turned(factor) for factor in product.args] == [True, False]
+    assert (graphs.source(product.args[0]) is graphs.first_input(traced.__self__.graph)) == turned
+    # of a weight's gradient neither factor is the weight: it stays as it lies in the row
+    traced = graphs.trace(lambda w, e, h: torch.bmm(e.transpose(1, 2), h), (w, e, w.clone()))
+    (product,) = (node for node in traced.__self__.graph.nodes if node.target is graphs.aten.bmm.default)
+    assert [graphs.is_turned(factor) for factor in product.args] == [True, False]
+    assert product.args[1].op == "placeholder"
 
 
 def test_a_product_of_two_turned_factors_stays():
