@@ -138,9 +138,10 @@ def convex(size: Scale, method: str, steps: int, step: str = "constant", models:
 def comparison(number: int, size: Scale, models: int, step: str, quick: bool) -> Item:
     """Figures 1 to 4."""
     runs = tuple(convex(size, method, 5, step, models) for method in METHODS.values())
+    gap = "log10(F - F*)"
     curves = {
-        "mean over the models": read.mean_gap,
-        "deviation between the models": read.spread_of_gaps,
+        ("mean over the models", gap): read.mean_gap,
+        ("deviation between the models", f"deviation of {gap}"): read.spread_of_gaps,
     }
     mean = Claim("The two have a similar mean", runs, read.same_mean)
     if models == 12:
@@ -148,10 +149,10 @@ def comparison(number: int, size: Scale, models: int, step: str, quick: bool) ->
     seeds = {1: "1 seed", 2: "2 seeds"}
     return Item(
         f"figure{number}",
-        f"log10(F - F*), M = {models}, {step} step {STEPS[step]}",
+        f"{gap}, M = {models}, {step} step {STEPS[step]}",
         charts=[
-            Chart(what, "round", "log10(F - F*)", [Curve(n, (r,), how) for n, r in zip(METHODS, runs, strict=True)])
-            for what, how in curves.items()
+            Chart(what, "round", y, [Curve(n, (r,), how) for n, r in zip(METHODS, runs, strict=True)])
+            for (what, y), how in curves.items()
         ],
         claims=[mean, Claim("MFA-Rand varies considerably more than MFA-RR", runs, read.rand_varies_more)],
         reduced=f"{size.rounds} rounds instead of 1,000, {seeds[runs[0].seeds]} instead of 10" if quick else "",
