@@ -596,3 +596,18 @@ def test_a_taken_port_is_advice(watch, tmp_path):
     port = address.rsplit(":", 1)[1].strip("/")
     result = call("watch", tmp_path, "--port", port, "--no-browser", code=2)
     assert f"try --port {int(port) + 1}" in result.stderr
+
+
+def test_panels_that_share_an_axis_show_all_of_each_line_and_say_what_was_reduced():
+    from matplotlib.figure import Figure
+
+    charts = [
+        Lines(f"part {k}", "x", "accuracy %", [blocks.Series("one", [0, 1], [50, top])])
+        for k, top in enumerate((60, 90))
+    ]
+    figure = Figure(layout="constrained")
+    figures.panels(figure, blocks.Panels("both", charts, "Reduced: 1 seed. " * 20), figures.colours(["one"]))
+    assert all(axis.get_ylim()[1] > 90 for axis in figure.axes)
+    text = figure.get_supxlabel()
+    assert " ".join(text.split()).count("Reduced: 1 seed.") == 20
+    assert max(map(len, text.splitlines())) <= figures.CHARACTERS * figure.get_size_inches()[0]

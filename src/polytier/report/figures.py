@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ NO_DATES = {
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }  # fmt: skip
 WIDTH = 3.4  # inches: a column of a paper
+CHARACTERS = 20  # of a caption, an inch
 PANELS = 6  # matrices of a figure
 BORDERS, NAMED = 40, 12  # more groups have no borders, no names
 
@@ -70,6 +72,7 @@ def lines(figure: Any, block: Lines, looks: dict[str, Any]) -> None:
     figure.set_size_inches(WIDTH + (1.3 if beside else 0.6), 2.5)
     axis = figure.subplots()
     plot(axis, block, looks)
+    keep_within(axis, block)
     axis.set_title(block.title, loc="left")
     legend(figure, [axis], "outside right upper" if beside else None)
 
@@ -78,7 +81,8 @@ def panels(figure: Any, block: Panels, looks: dict[str, Any]) -> None:
     charts = block.charts
     columns = min(3, len(charts)) or 1
     rows = -(-len(charts) // columns) or 1
-    figure.set_size_inches(2.3 * columns + 0.4, 2.1 * rows + 0.6)
+    beside = len({series.name for chart in charts for series in chart.series}) > 1
+    figure.set_size_inches(max(WIDTH, 2.3 * columns + 0.4) + (1.7 if beside else 0), 2.1 * rows + 0.6)
     axes = figure.subplots(rows, columns, squeeze=False, sharey=len({chart.y for chart in charts}) == 1)
     for k, axis in enumerate(axes.flat):
         if k >= len(charts):
@@ -88,8 +92,11 @@ def panels(figure: Any, block: Panels, looks: dict[str, Any]) -> None:
         axis.set_title(charts[k].title, loc="left")
         if k % columns and charts[k].y == charts[k - 1].y:
             axis.set_ylabel("")
+    for axis, chart in zip(axes.flat, charts, strict=False):
+        keep_within(axis, chart)
     figure.suptitle(block.title, fontsize=9, x=0.01, ha="left")
-    legend(figure, axes.flat, "outside lower center")
+    legend(figure, axes.flat, "outside right upper")
+    caption(figure, block.note)
 
 
 def plot(axis: Any, chart: Lines, looks: dict[str, Any]) -> None:
@@ -103,9 +110,6 @@ def plot(axis: Any, chart: Lines, looks: dict[str, Any]) -> None:
                 x, numbers(series.low), numbers(series.high), color=look["color"], alpha=0.15, linewidth=0
             )
     axis.set(xlabel=chart.x, ylabel=chart.y)
-    if "%" in chart.y and all(0 <= value <= 100 for series in chart.series for value in series.y if value is not None):
-        low, high = axis.get_ylim()  # a band may reach beyond what can be
-        axis.set_ylim(max(low, 0) if low < -5 else low, min(high, 100) if high > 105 else high)
     if chart.scale == "bytes":
         from matplotlib.ticker import NullFormatter
 
@@ -114,6 +118,23 @@ def plot(axis: Any, chart: Lines, looks: dict[str, Any]) -> None:
         axis.xaxis.set_minor_formatter(NullFormatter())
     elif chart.scale == "log":
         axis.set_yscale("log")
+
+
+def keep_within(axis: Any, chart: Lines) -> None:
+    """A band may reach beyond what can be. After all that shares the axis is drawn: a range that is set stays."""
+    low, high = axis.get_ylim()
+    possible = all(0 <= value <= 100 for series in chart.series for value in series.y if value is not None)
+    if "%" in chart.y and possible and (low < -5 or high > 105):
+        axis.set_ylim(max(low, 0) if low < -5 else low, min(high, 100) if high > 105 else high)
+
+
+def caption(figure: Any, note: str) -> None:
+    """Below all of it, in lines that fit."""
+    if note:
+        width, height = figure.get_size_inches()
+        text = textwrap.fill(note, int(CHARACTERS * width))
+        figure.set_size_inches(width, height + 0.1 * (1 + text.count("\n")))
+        figure.supxlabel(text, x=0.01, ha="left", fontsize=6, color="0.4")
 
 
 def numbers(values: Iterable[float | None]) -> np.ndarray:
@@ -130,8 +151,7 @@ def legend(figure: Any, axes: Iterable[Any], place: str | None) -> None:
     if place is None:
         figure.axes[0].legend(found.values(), found.keys())
     else:
-        columns = min(len(found), 4) if "lower" in place else 1
-        figure.legend(found.values(), found.keys(), loc=place, ncols=columns)
+        figure.legend(found.values(), found.keys(), loc=place)
 
 
 # -- bars and trees -----------------------------------------------------------------------------------
@@ -235,7 +255,8 @@ def matrices(figure: Any, block: Matrices, looks: dict[str, Any]) -> None:
     for axis in axes.flat[len(frames) :]:
         axis.set_visible(False)
     figure.colorbar(image, ax=axes, shrink=0.8, label="weight")
-    figure.suptitle(f"{block.title}\n{block.note}" if block.note else block.title, fontsize=8)
+    figure.suptitle(block.title, fontsize=8)
+    caption(figure, block.note)
 
 
 def borders(axis: Any, groups: Sequence[str], down: bool, named: bool = True) -> None:
