@@ -602,7 +602,7 @@ def test_panels_that_share_an_axis_show_all_of_each_line_and_say_what_was_reduce
     from matplotlib.figure import Figure
 
     charts = [
-        Lines(f"part {k}", "x", "accuracy %", [blocks.Series("one", [0, 1], [50, top])])
+        blocks.Lines(f"part {k}", "x", "accuracy %", [blocks.Series("one", [0, 1], [50, top])])
         for k, top in enumerate((60, 90))
     ]
     figure = Figure(layout="constrained")
