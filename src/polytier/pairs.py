@@ -16,6 +16,7 @@ from torch import Tensor
 
 Weights = dict[str, Tensor]
 SHOWN = 2000  # clients up to which methods that compare all of them keep every weight
+DENSE = 8  # a full matrix is faster where at least one of so many pairs is listed
 CACHED = 1 << 18  # numbers of models that are multiplied with the weights at once
 
 
@@ -76,8 +77,6 @@ def project(w: Tensor, row: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
 
 def pull(state: Weights, x: Tensor, present: Tensor) -> Tensor:
     """sum_k w_ik (x_i - x_k) over those present: as if all weights were the base, then the pairs that differ."""
-    from scipy.sparse import csr_array
-
     pairs, n, m = state["pairs"], len(state["base"]), len(present)
     i, k = pairs // n, pairs % n
     place = torch.full((n,), -1)
@@ -85,13 +84,24 @@ def pull(state: Weights, x: Tensor, present: Tensor) -> Tensor:
     both = (place[i] >= 0) & (place[k] >= 0)
     i, k, base = i[both], k[both], state["base"][present].unsqueeze(1)
     more = state["weights"][both] - state["base"][i]
-    matrix = csr_array((more.numpy(), (place[i].numpy(), place[k].numpy())), shape=(m, m))
-    total = m * base + torch.from_numpy(matrix.sum(1)).unsqueeze(1)
+    total = m * base + torch.zeros(m, dtype=more.dtype).index_add_(0, place[i], more).unsqueeze(1)
+    times = by_pairs(place[i], place[k], more, m)
     pulls, width = torch.empty_like(x), max(1, CACHED // m)
     for columns, result in zip(x.split(width, 1), pulls.split(width, 1), strict=True):
         y = columns - columns.mean(0)  # the same pull, with less to cancel
-        result.copy_(total * y - base * y.sum(0) - torch.from_numpy(matrix @ y.numpy()))
+        result.copy_(total * y - base * y.sum(0) - times(y))
     return pulls
+
+
+def by_pairs(i: Tensor, k: Tensor, values: Tensor, m: int) -> Callable[[Tensor], Tensor]:
+    """Multiplies y [m, c] with the matrix [m, m] that has these values at (i, k): full where many are listed."""
+    if DENSE * len(values) > m * m:
+        matrix = values.new_zeros(m, m).index_put_((i, k), values)
+        return lambda y: matrix @ y
+    from scipy.sparse import csr_array
+
+    sparse = csr_array((values.numpy(), (i.numpy(), k.numpy())), shape=(m, m))
+    return lambda y: torch.from_numpy(sparse @ y.numpy())
 
 
 def with_weights(state: Weights, n: int, who: Tensor, whom: Tensor, w: Tensor) -> Weights:
