@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 LINE = 64  # bytes of a line of the cache
+LARGE = 1 << 15  # numbers of a row that is better handled alone
 Rows = Tensor | dict[str, Tensor]  # [nodes, ...], any trailing shape and dtype
 
 
@@ -84,7 +85,7 @@ class Sums:
                 self.sums[weight] = map_rows(lambda r: r.new_zeros((self.num, *r.shape[1:])), rows)
                 self.totals[weight] = folded.totals[weight].new_zeros(self.num)
             for field, value in as_dict(rows).items():
-                as_dict(self.sums[weight])[field].index_add_(0, parent, value)
+                add_rows(as_dict(self.sums[weight])[field], parent, value)
             self.totals[weight].index_add_(0, parent, folded.totals[weight])
 
     def __getitem__(self, field: str) -> Sums:
@@ -194,9 +195,19 @@ def fold(rows: Rows, shares: Tensor, blocks: Tensor, num: int | None = None, tot
     for name, weight in weights.items():
         sums = as_dict(total.sums[name])
         for field, value in as_dict(rows).items():
-            if weight is not None and value.is_floating_point():
-                value = value * weight.to(value.dtype).reshape(-1, *[1] * (value.ndim - 1))
-            sums[field].index_add_(0, blocks, value)
+            add_rows(sums[field], blocks, value, weight if value.is_floating_point() else None)
         ones = torch.ones(len(blocks), dtype=torch.float64) if weight is None else weight.double()
         total.totals[name].index_add_(0, blocks, ones)
     return total
+
+
+def add_rows(sums: Tensor, places: Tensor, rows: Tensor, weight: Tensor | None = None) -> None:
+    """Add each row, in order, by its weight, to the sum at its place."""
+    if rows[:1].numel() >= LARGE:  # one by one needs no copy of them, and costs less than half
+        weights = [1] * len(rows) if weight is None else weight.tolist()
+        for place, row, alpha in zip(places.tolist(), rows, weights, strict=True):
+            sums[place].add_(row, alpha=alpha)
+        return
+    if weight is not None:
+        rows = rows * weight.to(rows.dtype).reshape(-1, *[1] * (rows.ndim - 1))
+    sums.index_add_(0, places, rows)

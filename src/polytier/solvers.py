@@ -26,37 +26,33 @@ def proximal_sgd(
     theta = aligned_copy(theta)  # in place from here on, and by pieces: rows are as large as all models together
     for _ in range(steps):
         for rows, pieces in local.grad_pieces(theta, batch):
-            x, to = theta[rows], anchor[rows]
+            x = theta[rows]
             alpha, lam = (v[rows] if isinstance(v, Tensor) else v for v in (lr, pull))
-            widths = [width(piece) for piece in pieces]
-            for piece, x_k, to_k in zip(pieces, x.split(widths, 1), to.split(widths, 1), strict=True):
-                if isinstance(piece, Tensor):
-                    step(x_k, piece, to_k, alpha, lam)
-                else:
-                    step_by_product(x_k, *piece, to_k, alpha, lam)
+            if isinstance(lam, Tensor) or lam:
+                x.lerp_(anchor[rows], alpha * lam)
+            for piece, x_k in zip(pieces, x.split([width(piece) for piece in pieces], 1), strict=True):
+                step(x_k, piece, alpha)
             if isinstance(rows, Tensor):
                 theta[rows] = x
     return theta
 
 
-def step(x: Tensor, direction: Tensor, anchor: Tensor, lr: Any, pull: Any) -> None:
-    if isinstance(pull, Tensor) or pull:
-        direction += pull * (x - anchor)
-    x -= direction.mul_(lr)
-
-
-def step_by_product(x: Tensor, left: Tensor, right: Tensor, anchor: Tensor, lr: Any, pull: Any) -> None:
-    """The direction is left @ right: it goes straight into each row, which is read and written once."""
-    shape = (left.shape[1], right.shape[2])
-    for k, (alpha, lam) in enumerate(zip(each(lr, len(x)), each(pull, len(x)), strict=True)):
-        if lam:
-            x[k].lerp_(anchor[k], alpha * lam)
-        x[k].view(shape).addmm_(left[k], right[k], alpha=-alpha)
-
-
-def each(value: Any, n: int) -> list[float]:
-    """A number, or a column of them, row by row."""
-    return value.flatten().tolist() if isinstance(value, Tensor) else [value] * n
+def step(x: Tensor, direction: Piece, lr: Any) -> None:
+    """x <- x - lr * direction. A product goes straight into each row, which is read and written once."""
+    if isinstance(direction, Tensor):
+        if isinstance(lr, Tensor):
+            x.sub_(direction.mul_(lr))
+        else:
+            x.sub_(direction, alpha=lr)
+        return
+    left, right = direction
+    rows = x.unflatten(1, (left.shape[1], right.shape[2]))
+    if isinstance(lr, Tensor) or rows.is_contiguous():  # a stack that lies closely takes another way, with other bits
+        alphas = lr.flatten().tolist() if isinstance(lr, Tensor) else [lr] * len(x)
+        for row, a, b, alpha in zip(rows, left, right, alphas, strict=True):
+            row.addmm_(a, b, alpha=-alpha)
+    else:
+        rows.baddbmm_(left, right, alpha=-lr)
 
 
 def width(piece: Piece) -> int:

@@ -134,5 +134,5 @@ def default_tile(world: World) -> int:
     if isinstance(world.batch_size, int):
         samples = min(world.batch_size, samples)
     inputs = federation.x[0].numel() * samples
-    touched = width * (4 * world.objective.dimension + 2 * inputs)
-    return max(4, min(64, TILE_BYTES // max(touched, 1)) // 4 * 4)
+    touched = width * (world.objective.dimension + 3 * inputs)  # a row in place; a batch gathered, and read twice
+    return max(1, min(16, round(TILE_BYTES / touched / 4))) * 4
