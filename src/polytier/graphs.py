@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 aten = torch.ops.aten
-LARGE = 1 << 16  # numbers of a product that is better added to a row than made
+LARGE = 1 << 16  # numbers of a product that is better added to a row than made (at least 400, or torch has other bits)
 TURNED = 6  # up to so many times the rows of x, W may have more and W x^T is as fast as x W^T or up to twice as fast
 RESHAPING = (aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.unsqueeze.default)
 
