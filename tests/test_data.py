@@ -1003,6 +1003,16 @@ def test_standardize():
         np.testing.assert_allclose(train.std(axes), 1, atol=1e-5)
 
 
+@pytest.mark.parametrize("words", ["mnist:low=-1", "mnist:-1"])
+def test_black_pixels(tmp_path, words):
+    write_mnist(tmp_path)
+    federation = build_federation(words, tmp_path, devices=3)
+    seen = federation.inputs(federation.x, torch.float64)
+    torch.testing.assert_close(seen, 2 * federation.x / 255 - 1, check_dtype=False)
+    with pytest.raises(ValueError, match="low 1 for"):
+        build_federation("mnist:low=1", tmp_path, devices=3)
+
+
 def test_two_tiers_of_teams():
     federation = build_federation(teams=(2, 4))
     assert federation.team is not None

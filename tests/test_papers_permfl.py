@@ -47,7 +47,7 @@ def test_full_is_the_papers():
         assert settings["batch_size"] == 124
         assert settings["split"] == "27:3:10"
         assert settings["rounds"] == (100 if settings["algorithm"] in ("fedavg", "per-fedavg", "pfedme") else 400)
-        assert settings["devices"] == {"emnist-byclass": 3500, "cifar-100": 350}.get(settings["data"], 40)
+        assert settings["devices"] == {"emnist-byclass:low=-1": 3500, "cifar-100:low=-1": 350}.get(settings["data"], 40)
         assert "dnn:32" not in settings["model"]
     usual = row(FULL["table1"], "MNIST", "MCLR", "PerMFL (PM)").runs[0].settings
     assert (usual["teams"], usual["partition"], usual["set"]) == (4, "labels:2", TABLE2_FIELDS)

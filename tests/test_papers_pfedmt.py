@@ -26,7 +26,7 @@ def test_full_is_the_papers():
     for run in runs_of(list(FULL.values())).values():
         settings = run.settings
         assert (settings["rounds"], settings["teams"], settings["batch_size"], run.seeds) == (600, 2, 124, 10)
-        assert settings["devices"] == (20 if settings["data"] == "mnist" else 50)
+        assert settings["devices"] == (20 if settings["data"] == "mnist:low=-1" else 50)
         assert settings["set"]["device_lr"] == 0.01
         assert 100 % settings["eval_every"] == 0
     runs = runs_of([FULL["figure2"]])

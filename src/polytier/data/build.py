@@ -166,6 +166,7 @@ def build_federation(
         cluster=cluster,
         num_classes=source.num_classes,
     )
+    federation = federation.from_black(source.low) if source.low else federation
     return federation.standardized() if standardize else federation
 
 

@@ -140,6 +140,12 @@ class Federation:
         np.add.at(counts, (owner, self.y.numpy()), 1)
         return counts
 
+    def from_black(self, low: float) -> Federation:
+        """The same images with pixels from `low` to 1 instead of from 0."""
+        if self.scale is None or not low < 1:
+            raise ValueError(f"pixels of images (uint8) go from low to 1; got low {low:g} for {self.x.dtype}")
+        return replace(self, scale=self.scale * (1 - low), shift=torch.tensor(low))
+
     def standardized(self) -> Federation:
         """The same data with mean 0 and deviation 1 over all training samples, by channel (images) or feature."""
         start, end = self.span("train")

@@ -35,6 +35,7 @@ class Source:
     y           | [N] or [N, k]  | labels int64, or several tasks; float32 if they are no classes
     num_classes |                | None for targets that are no classes
     device, team, split, cluster | [N] or None: the sample's owner, team, split and true group
+    low         |                | what a model sees as a black pixel of a uint8 image; a white one is 1
     """
 
     x: np.ndarray
@@ -44,6 +45,7 @@ class Source:
     team: np.ndarray | None = None
     split: np.ndarray | None = None
     cluster: np.ndarray | None = None
+    low: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("y", "device", "team", "split", "cluster"):
@@ -187,7 +189,7 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
 
 
 def idx_source(
-    name: str, prefixes: Sequence[str], num_classes: int, places: Sequence[Path], transposed: bool = False
+    name: str, prefixes: Sequence[str], num_classes: int, places: Sequence[Path], low: float, transposed: bool = False
 ) -> Source:
     """The idx pairs of images and labels, merged."""
     files = [f"{p}-{kind}" for p in prefixes for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
@@ -205,34 +207,34 @@ def idx_source(
     x = np.concatenate(xs)
     if transposed:
         x = np.ascontiguousarray(x.transpose(0, 2, 1))
-    return Source(x[:, None], np.concatenate(ys), num_classes)
+    return Source(x[:, None], np.concatenate(ys), num_classes, low=low)
 
 
-def mnist(data_dir: Path | None = None) -> Source:
+def mnist(data_dir: Path | None = None, *, low: float = 0.0) -> Source:
     """MNIST, 28x28, 10 digits, 70,000 samples, from its four idx files."""
-    return idx_source("mnist", ("train", "t10k"), 10, folders(data_dir, "mnist"))
+    return idx_source("mnist", ("train", "t10k"), 10, folders(data_dir, "mnist"), low)
 
 
-def fashion_mnist(data_dir: Path | None = None) -> Source:
+def fashion_mnist(data_dir: Path | None = None, *, low: float = 0.0) -> Source:
     """Fashion-MNIST, 28x28, 10 kinds of clothing, 70,000 samples, from its four idx files."""
-    return idx_source("fashion-mnist", ("train", "t10k"), 10, folders(data_dir, "fashion-mnist"))
+    return idx_source("fashion-mnist", ("train", "t10k"), 10, folders(data_dir, "fashion-mnist"), low)
 
 
-def emnist(data_dir: Path | None, kind: str, num_classes: int) -> Source:
+def emnist(data_dir: Path | None, kind: str, num_classes: int, low: float) -> Source:
     """EMNIST's files hold each image transposed; it is turned back."""
     name = f"emnist-{kind}"
     prefixes = [f"{name}-{part}" for part in ("train", "test")]
-    return idx_source(name, prefixes, num_classes, folders(data_dir, name, "emnist"), transposed=True)
+    return idx_source(name, prefixes, num_classes, folders(data_dir, name, "emnist"), low, transposed=True)
 
 
-def emnist_digits(data_dir: Path | None = None) -> Source:
+def emnist_digits(data_dir: Path | None = None, *, low: float = 0.0) -> Source:
     """EMNIST digits ("EMNIST-10"), 28x28, 10 classes, 280,000 samples."""
-    return emnist(data_dir, "digits", 10)
+    return emnist(data_dir, "digits", 10, low)
 
 
-def emnist_byclass(data_dir: Path | None = None) -> Source:
+def emnist_byclass(data_dir: Path | None = None, *, low: float = 0.0) -> Source:
     """EMNIST by class ("FEMNIST" in PerMFL), 28x28, 62 digits and letters, 814,255 samples."""
-    return emnist(data_dir, "byclass", 62)
+    return emnist(data_dir, "byclass", 62, low)
 
 
 def encode_latin1(text: str, codec: str) -> bytes:
@@ -280,7 +282,9 @@ def cifar_batches(name: str, folder: str, files: Sequence[str], data_dir: Path |
             return {shown: stream.read() for shown, stream in streams.items() if stream is not None}
 
 
-def cifar(name: str, folder: str, files: Sequence[str], key: bytes, num_classes: int, data_dir: Path | None) -> Source:
+def cifar(
+    name: str, folder: str, files: Sequence[str], key: bytes, num_classes: int, data_dir: Path | None, low: float
+) -> Source:
     xs, ys = [], []
     for path, raw in cifar_batches(name, folder, files, data_dir).items():
         with reading(path, "a CIFAR batch"):
@@ -292,19 +296,19 @@ def cifar(name: str, folder: str, files: Sequence[str], key: bytes, num_classes:
                 raise ValueError(f"{y.shape} labels of type {y.dtype} for {len(x)} images")
             xs.append(x.reshape(-1, 3, 32, 32))
             ys.append(in_range(y, num_classes))
-    return Source(np.concatenate(xs), np.concatenate(ys), num_classes)
+    return Source(np.concatenate(xs), np.concatenate(ys), num_classes, low=low)
 
 
-def cifar_10(data_dir: Path | None = None) -> Source:
+def cifar_10(data_dir: Path | None = None, *, low: float = 0.0) -> Source:
     """CIFAR-10, 32x32 in colour, 10 classes, 60,000 samples, from the python archive."""
     files = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
-    return cifar("cifar-10", "cifar-10-batches-py", files, b"labels", 10, data_dir)
+    return cifar("cifar-10", "cifar-10-batches-py", files, b"labels", 10, data_dir, low)
 
 
-def cifar_100(data_dir: Path | None = None, *, coarse: bool = False) -> Source:
+def cifar_100(data_dir: Path | None = None, *, coarse: bool = False, low: float = 0.0) -> Source:
     """CIFAR-100, 32x32 in colour, 100 classes (coarse: 20), 60,000 samples, from the python archive."""
     key, num_classes = (b"coarse_labels", 20) if coarse else (b"fine_labels", 100)
-    return cifar("cifar-100", "cifar-100-python", ["train", "test"], key, num_classes, data_dir)
+    return cifar("cifar-100", "cifar-100-python", ["train", "test"], key, num_classes, data_dir, low)
 
 
 def read_words(path: Path) -> list[list[str]]:
