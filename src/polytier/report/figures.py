@@ -79,7 +79,7 @@ def lines(figure: Any, block: Lines, looks: dict[str, Any]) -> None:
 
 def panels(figure: Any, block: Panels, looks: dict[str, Any]) -> None:
     charts = block.charts
-    columns = min(3, len(charts)) or 1
+    columns = 2 if len(charts) == 4 else min(3, len(charts)) or 1
     rows = -(-len(charts) // columns) or 1
     beside = len({series.name for chart in charts for series in chart.series}) > 1
     figure.set_size_inches(max(WIDTH, 2.3 * columns + 0.4) + (1.7 if beside else 0), 2.1 * rows + 0.6)

@@ -104,7 +104,8 @@ def verdict_table(item: Item, judged: Mapping[str, Any]) -> Table:
             cells.append(Cell("-" if ours is None else number(ours["mean"], ours["half"]), ours and ours["mean"]))
             difference = found["difference"]
             cells.append(Cell("-" if difference is None else f"{difference:+.2f}", difference))
-            cells.append(Cell(word, tone=TONES[word]))
+            none = ours is None and row["best"]["ours"] is not None  # it was run, and there is no round to choose
+            cells.append(Cell("-") if none else Cell(word, tone=TONES[word]))
         rows.append([*cells, Cell(row["differs"], tone="muted")])
     columns = (*item.columns, f"paper ({item.unit})", "ours, best", "difference", "verdict")
     columns = (*columns, "ours, chosen", "difference", "verdict", "why not")
