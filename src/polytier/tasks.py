@@ -83,10 +83,11 @@ def run_tasks(tasks: Sequence[Task], out: Path, jobs: int, show: bool) -> None:
                 live.update(Group(bar, comparison.progress_table(out, [t.entry() for t in tasks])))
             if task is None or not show:
                 continue
-            for note in (f"{task.method}: {text}" for text in task.notes):
-                if note not in noted:
-                    noted.add(note)
-                    say(note)
+            for note in task.notes:
+                kind = note.partition(":")[0]  # one run speaks for all that say the same with other numbers
+                if kind not in noted:
+                    noted.add(kind)
+                    say(f"{task.method}: {note}")
             if live is None:
                 how = comparison.progress(task.folder, task.state, task.config.rounds)
                 how += f": {task.reason}" if task.reason else ""

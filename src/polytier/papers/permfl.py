@@ -82,7 +82,7 @@ def make(quick: bool, method: str, data: str, model: str, **changes: Any) -> Run
     settings = {
         "algorithm": method, "data": SOURCES[data], "model": model_of(quick, data, model), "split": "27:3:10",
         "l2": 0.001 if model == "MCLR" else 0.0, "rounds": rounds, "batch_size": 32 if quick else 124,
-        "eval_every": rounds // (10 if quick else 40) or 1,
+        "eval_every": rounds // (5 if quick else 40) or 1,
         **USUAL, **{k: v for k, v in changes.items() if k in USUAL}, "set": fields,
     }  # fmt: skip
     if data == "Synthetic":
