@@ -19,6 +19,7 @@ TABLE2_FIELDS = {
     "device_lr": 0.01, "device_steps": 20, "team_lr": 0.03, "server_lr": 0.6, "device_pull": 0.5, "team_pull": 1.5,
     "team_rounds": 10,
 }  # fmt: skip
+CODE_FIELDS = {**TABLE2_FIELDS, "server_lr": 0.99, "device_pull": 5.0, "team_pull": 5.0}
 
 
 def row(item: Item, *labels: str):
@@ -50,7 +51,7 @@ def test_full_is_the_papers():
         assert settings["devices"] == {"emnist-byclass:low=-1": 3500, "cifar-100:low=-1": 350}.get(settings["data"], 40)
         assert "dnn:32" not in settings["model"]
     usual = row(FULL["table1"], "MNIST", "MCLR", "PerMFL (PM)").runs[0].settings
-    assert (usual["teams"], usual["partition"], usual["set"]) == (4, "labels:2", TABLE2_FIELDS)
+    assert (usual["teams"], usual["partition"], usual["set"]) == (4, "labels:2", CODE_FIELDS)
     assert row(FULL["table1"], "MNIST", "CNN", "PerMFL (PM)").runs[0].settings["model"] == "cnn-mnist"
     assert row(FULL["table1"], "FMNIST", "CNN", "PerMFL (PM)").runs[0].settings["model"] == "cnn-fmnist"
     assert row(FULL["table1"], "MNIST", "CNN", "pFedMe (PM)").runs[0].settings["set"]["server_lr"] == 0.4
@@ -109,14 +110,14 @@ def test_who_takes_part():
     assert rounds == [[30, 50, 100, 150], *[[30, 100, 150, 200]] * 3]
 
 
-def test_figures_share_the_runs_of_table_1():
-    base = row(QUICK["table1"], "MNIST", "MCLR", "PerMFL (PM)").runs[0]
-    for item, title in (("figures23-30", "MNIST, MCLR, by teams"), ("figures52-56", "MNIST, MCLR, by K")):
-        assert base in curves(QUICK[item], title)
+def test_figures_share_runs():
+    four, *_ = (r for r in curves(QUICK["figures23-30"], "MNIST, MCLR, by teams") if r.settings["teams"] == 4)
+    assert four in curves(QUICK["figures52-56"], "MNIST, MCLR, by K")
+    assert four.settings["set"] == TABLE2_FIELDS
     assert set(runs_of([QUICK["figure2"], QUICK["figures61-63"]])) <= set(runs_of([QUICK["table1"]]))
     # once in the sweep of beta and once in that of lambda
-    assert "permfl-mnist-mclr-beta-0.3-gamma-3.0" in runs_of([QUICK["figures5-10"]])
-    assert "permfl-mnist-mclr-beta-0.3-gamma-3.0" in runs_of([QUICK["figures17-22"]])
+    assert "permfl-mnist-mclr-beta-0.3-gamma-3.0-lambda-0.5" in runs_of([QUICK["figures5-10"]])
+    assert "permfl-mnist-mclr-beta-0.3-gamma-3.0-lambda-0.5" in runs_of([QUICK["figures17-22"]])
 
 
 def test_quick_says_where_it_cannot_be_compared():
