@@ -17,7 +17,7 @@ import csv
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,6 +39,7 @@ from polytier.run import Run
 from polytier.topology import Topology
 
 KINDS = ("personal", "team", "global")
+PART = 1 << 14  # nodes that are Python objects at a time
 
 
 # -- writing ------------------------------------------------------------------------------------------
@@ -61,7 +62,7 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-def write_csv(path: Path, rows: Sequence[Sequence[Any]]) -> None:
+def write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
     with atomic(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)
 
@@ -117,28 +118,36 @@ def described(algorithm: Algorithm, settings: dict[str, Any], rounds: int) -> di
     return {**result, "set": fields_of(algorithm)}
 
 
-def tree(topology: Topology) -> dict[str, Any]:
-    """By tier: ids, and the id of each one's parent; `row` is a device's place in the data."""
-    tiers: list[dict[str, Any]] = []
+def tree(topology: Topology) -> Iterator[str]:
+    """JSON, in pieces: by tier, ids and the id of each one's parent; `row` is a device's place in the data."""
     for tier, name in enumerate(topology.tier_names):
-        tiers.append({"tier": name, "ids": topology.names[tier].tolist()})
+        columns = {"ids": topology.names[tier]}
         if tier:
-            tiers[-1]["parents"] = topology.names[tier - 1][topology.parents[tier].numpy()].tolist()
-    tiers[-1]["row"] = topology.order.tolist()
-    return {"tiers": tiers}
+            columns["parents"] = topology.names[tier - 1][topology.parents[tier].numpy()]
+        if tier == topology.leaf:
+            columns["row"] = topology.order.numpy()
+        yield (", " if tier else '{"tiers": [') + f'{{"tier": {json.dumps(name)}'
+        for key, values in columns.items():
+            yield f', "{key}": ['
+            for start in range(0, len(values), PART):
+                yield (", " if start else "") + json.dumps(values[start : start + PART].tolist())[1:-1]
+            yield "]"
+        yield "}"
+    yield "]}\n"
 
 
 def write_start(folder: Path, config: dict[str, Any], topology: Topology) -> None:
     write_text(folder / "config.toml", to_toml(config))
-    write_text(folder / "topology.json", json.dumps(tree(topology)) + "\n")
+    with atomic(folder / "topology.json") as partial, partial.open("w", encoding="utf-8") as file:
+        file.writelines(tree(topology))
 
 
 def write_end(folder: Path, run: Run) -> None:
     """The results; summary.json comes last."""
     for name, part in run.models.items() or [("", run)]:
         write_models(folder / "models" / name, part)
-    write_csv(folder / "devices.csv", list(device_table(run)))
-    write_csv(folder / "traffic.csv", [("round", "link", "direction", "bytes"), *traffic(run)])
+    write_csv(folder / "devices.csv", device_table(run))
+    write_csv(folder / "traffic.csv", traffic(run))
     if run.collaboration:
         write_collaboration(folder, run)
     write_text(folder / "summary.json", json.dumps(finite(summary(run)), indent=2) + "\n")
@@ -223,8 +232,9 @@ def never_took_part(run: Run) -> int:
     return int((~reached).sum())
 
 
-def traffic(run: Run) -> Iterator[tuple[int, str, str, int]]:
-    """(round, link, direction, bytes), of several models together."""
+def traffic(run: Run) -> Iterator[Sequence[Any]]:
+    """The lines of traffic.csv, of several models together."""
+    yield "round", "link", "direction", "bytes"
     for number, amounts in enumerate(zip(*(p.ledger.rounds for p in run.parts), strict=True), 1):
         for link, ways in add_up(amounts).items():
             yield from ((number, link, way, amount) for way, amount in ways.items())
@@ -256,17 +266,22 @@ def best_of(judged: list[dict[str, Any]], models: list[str], split: str) -> dict
 
 def device_table(run: Run) -> Iterator[Sequence[Any]]:
     """The lines of devices.csv, in the order of the data; columns of several models begin with the model's name."""
-    columns: dict[str, Any] = {}
+    team = run.world.batches.federation.team
+    columns = {"id": run.device_ids, "team": np.full(len(run.device_ids), "") if team is None else team}
     for part in run.parts:
         prefix = f"{part.world.name}_" if part.world.name else ""
         columns |= {f"{prefix}{name}": values for name, values in device_columns(part)}
-    team = run.world.batches.federation.team
-    yield ["id", "team", *columns]
-    for row, name in enumerate(run.device_ids.tolist()):
-        yield [name, "" if team is None else team[row], *(values[row] for values in columns.values())]
+    yield list(columns)
+    for start in range(0, len(run.device_ids), PART):
+        yield from zip(*(shown(values[start : start + PART]) for values in columns.values()), strict=True)
 
 
-def device_columns(run: Run) -> Iterator[tuple[str, Sequence[Any]]]:
+def shown(values: np.ndarray) -> list[Any]:
+    """What is no number is left empty."""
+    return ["" if v != v else v for v in values.tolist()]
+
+
+def device_columns(run: Run) -> Iterator[tuple[str, np.ndarray]]:
     federation, order, evaluation = (
         run.world.batches.federation,
         run.world.topology.order.numpy(),
@@ -281,7 +296,7 @@ def device_columns(run: Run) -> Iterator[tuple[str, Sequence[Any]]]:
         for metric in run.world.metrics:
             values = np.empty(len(order))
             values[order] = evaluation.by_device(model, "test", metric)
-            yield f"{model}_{metric}", ["" if np.isnan(v) else float(v) for v in values]
+            yield f"{model}_{metric}", values
 
 
 # -- models -------------------------------------------------------------------------------------------
