@@ -29,6 +29,7 @@ NO_DATES = {
 }  # fmt: skip
 WIDTH = 3.4  # inches: a column of a paper
 CHARACTERS = 20  # of a caption, an inch
+TITLE = 32  # characters of a line of a panel's title
 PANELS = 6  # matrices of a figure
 BORDERS, NAMED = 40, 12  # more groups have no borders, no names
 
@@ -89,7 +90,7 @@ def panels(figure: Any, block: Panels, looks: dict[str, Any]) -> None:
             axis.set_visible(False)
             continue
         plot(axis, charts[k], looks)
-        axis.set_title(charts[k].title, loc="left")
+        axis.set_title(textwrap.fill(charts[k].title, TITLE), loc="left")
         if k % columns and charts[k].y == charts[k - 1].y:
             axis.set_ylabel("")
     for axis, chart in zip(axes.flat, charts, strict=False):
@@ -110,6 +111,8 @@ def plot(axis: Any, chart: Lines, looks: dict[str, Any]) -> None:
                 x, numbers(series.low), numbers(series.high), color=look["color"], alpha=0.15, linewidth=0
             )
     axis.set(xlabel=chart.x, ylabel=chart.y)
+    if chart.x == "round":
+        axis.xaxis.get_major_locator().set_params(integer=True)
     if chart.scale == "bytes":
         from matplotlib.ticker import NullFormatter
 
