@@ -40,10 +40,7 @@ def proximal_sgd(
 def step(x: Tensor, direction: Piece, lr: Any) -> None:
     """x <- x - lr * direction. A product goes straight into each row, which is read and written once."""
     if isinstance(direction, Tensor):
-        if isinstance(lr, Tensor):
-            x.sub_(direction.mul_(lr))
-        else:
-            x.sub_(direction, alpha=lr)
+        x -= direction.mul_(lr)  # in two roundings, as methods that write out their steps have it
         return
     left, right = direction
     rows = x.unflatten(1, (left.shape[1], right.shape[2]))
