@@ -15,7 +15,7 @@ from torch.nn import functional
 from polytier import graphs, models
 from polytier.data.batches import Batch, Group, share_of_batch
 from polytier.objective import Objective, choose_batching, columns, cross_entropy, squared_error, stacks_of
-from polytier.rows import aligned, aligned_copy
+from polytier.rows import aligned, aligned_copy, fold
 from polytier.solvers import proximal_sgd, sgd, step
 
 DOUBLE = torch.float64
@@ -535,6 +535,24 @@ def test_aligned_rows_start_at_lines_of_the_cache(dtype):
         assert torch.equal(found[0], rows)
         assert torch.equal(found[1], rows)
         assert torch.equal(found[2], rows[1:])
+
+
+def test_large_rows_are_summed_as_small_ones_are(monkeypatch):
+    generator = torch.Generator().manual_seed(23)
+    values, shares = (torch.randn(5, *s, generator=generator, dtype=DOUBLE) for s in ((7,), ()))
+    blocks = torch.tensor([0, 0, 1, 1, 1])
+    small_ = fold(values, shares, blocks)
+    monkeypatch.setattr("polytier.rows.LARGE", 7)
+    whole, parts = fold(values, shares, blocks), None
+    for part in (slice(0, 1), slice(1, 4), slice(4, 5)):
+        parts = fold(values[part], shares[part], blocks[part], 2, parts)
+    assert parts is not None
+    for weight in ("", "samples"):
+        one, other, before = (found.sums[weight] for found in (whole, parts, small_))
+        assert isinstance(one, Tensor)
+        assert isinstance(other, Tensor)
+        torch.testing.assert_close(one, before, rtol=0, atol=CLOSE)
+        assert torch.equal(one, other)
 
 
 def test_aligned_rows_are_copied_only_if_need_be():

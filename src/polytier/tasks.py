@@ -84,7 +84,8 @@ def run_tasks(tasks: Sequence[Task], out: Path, jobs: int, show: bool) -> None:
             if task is None or not show:
                 continue
             for note in task.notes:
-                kind = note.partition(":")[0]  # one run speaks for all that say the same with other numbers
+                # one run speaks for all of its algorithm that say the same with other numbers
+                kind = f"{task.config.algorithm}: {note.partition(':')[0]}"
                 if kind not in noted:
                     noted.add(kind)
                     say(f"{task.method}: {note}")
