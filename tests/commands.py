@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import csv
+import signal
+import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
+from polytier import tasks
 from polytier.cli import app
 
 QUICK = ("--set", "device_steps=2", "--set", "team_rounds=2")
@@ -34,3 +39,20 @@ def own_file(path: Path) -> None:
     names = np.array(["anna", "bert", "chen", "dora"])
     device = np.arange(400) % 4
     np.savez(path, x=x, y=digits.target[:400], device=names[device], team=np.array(["north", "south"])[device // 2])
+
+
+# -- in place of a run, found by name in another process ----------------------------------------------
+
+
+def obey(args: Sequence[str], said: Path) -> None:
+    """Wait for Ctrl-C."""
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+    tasks.set_apart(said)
+    Path(f"{Path(args[3]).name}.started").touch()
+    time.sleep(60)
+
+
+def crash(args: Sequence[str], said: Path) -> None:
+    tasks.set_apart(said)
+    print("first", file=sys.stderr)
+    sys.exit("it broke")

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from commands import call, rows_of
+from commands import call, crash, obey, rows_of
 from polytier import compare, tasks
 from polytier.algorithms import ALGORITHMS
 from polytier.cli import app
@@ -37,26 +37,20 @@ def _elsewhere(tmp_path, monkeypatch):
 
 
 class Here:
-    """A run in this process: a process of its own would first import torch for some seconds."""
+    """A run in this process: nothing need be started for it."""
 
-    started: list[list[str]]
-
-    def __init__(self, command: list[str], stderr: Any, **_: Any) -> None:
-        self.started.append(command[3:])
-        result = CliRunner().invoke(app, command[3:])
-        stderr.write(result.stderr.encode())
-        self.returncode = result.exit_code
-
-    def poll(self) -> int:
-        return self.returncode
+    def __init__(self, args: Sequence[str], said: Path) -> None:
+        result = CliRunner().invoke(app, args)
+        said.write_text(result.stderr)
+        self.exitcode = result.exit_code
 
 
 @pytest.fixture
 def here(monkeypatch) -> list[list[str]]:
-    """Runs are made in this process; the commands they are started by."""
-    monkeypatch.setattr(tasks.subprocess, "Popen", Here)
-    monkeypatch.setattr(Here, "started", [], raising=False)
-    return Here.started
+    """Runs are made in this process; what they are asked."""
+    asked: list[list[str]] = []
+    monkeypatch.setattr(tasks, "start", lambda args, said: asked.append(args) or Here(args, said))
+    return asked
 
 
 def found(folder: str | Path = "out") -> dict[str, Any]:
@@ -172,17 +166,10 @@ def test_a_process_of_its_own(tmp_path):
 
 # -- processes ----------------------------------------------------------------------------------------
 
-OBEYS = """
-import pathlib, signal, sys, time
-signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
-pathlib.Path(sys.argv[1]).touch()
-time.sleep(60)
-"""
-
 
 def test_ctrl_c_ends_the_runs_and_they_can_go_on(tmp_path, monkeypatch):
     """Two of three runs are at work when it comes; each is told."""
-    monkeypatch.setattr(tasks, "command", lambda task: [sys.executable, "-c", OBEYS, f"{task.folder.name}.started"])
+    monkeypatch.setattr(tasks, "work", obey)
 
     def press() -> None:
         while len(list(tmp_path.glob("*.started"))) < 2:
@@ -198,8 +185,7 @@ def test_ctrl_c_ends_the_runs_and_they_can_go_on(tmp_path, monkeypatch):
 
 
 def test_a_run_that_crashes_says_its_last_line(tmp_path, monkeypatch):
-    code = "import sys; print('first', file=sys.stderr); sys.exit('it broke')"
-    monkeypatch.setattr(tasks, "command", lambda task: [sys.executable, "-c", code])
+    monkeypatch.setattr(tasks, "work", crash)
     call("compare", "local", *SMALL, "--seeds", 1, "--out", "out", code=3)
     assert (found()["records"][0]["state"], found()["records"][0]["reason"]) == ("failed", "it broke")
 
@@ -207,9 +193,9 @@ def test_a_run_that_crashes_says_its_last_line(tmp_path, monkeypatch):
 def test_an_interrupted_run_is_resumed_and_one_without_a_checkpoint_repeated(tmp_path):
     task = tasks.Task("local", compare.protocol(None, {}), tmp_path / "local-0")
     (task.folder / "checkpoints" / "round-0000003").mkdir(parents=True)
-    assert tasks.command(task)[3:5] == ["resume", str(task.folder)]
+    assert tasks.command(task)[:2] == ["resume", str(task.folder)]
     (task.folder / "checkpoints" / "round-0000003").rmdir()
-    assert tasks.command(task)[3:5] == ["run", str(task.asked)]
+    assert tasks.command(task)[:2] == ["run", str(task.asked)]
     assert not task.folder.exists()
 
 

@@ -5,15 +5,18 @@ Beside every run folder lies FOLDER.toml, what was asked for: the same again goe
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,8 @@ from polytier.terminal import INTERRUPTED as EXIT_INTERRUPTED
 
 ENDS = {0: DONE, BAD_INPUT: NOT_APPLICABLE, EXIT_INTERRUPTED: INTERRUPTED}
 TICK = 0.5  # seconds from one look at the runs to the next
+# what all runs need, and what tracing imports when it is first asked: it takes longer than a small run
+LOADED = ["polytier.cli", "polytier.training", "polytier.callbacks", "torch._dynamo"]
 
 
 @dataclass
@@ -99,57 +104,104 @@ def run_tasks(tasks: Sequence[Task], out: Path, jobs: int, show: bool) -> None:
 def ends(tasks: Sequence[Task], jobs: int, stop: Callable[[], bool]) -> Generator[Task | None]:
     """Run what is not finished, `jobs` at a time; yields each task when it ends, and None while time goes by."""
     waiting = [task for task in tasks if task.state == WAITING]
-    running: list[tuple[Task, subprocess.Popen, Any]] = []
+    running: list[tuple[Task, BaseProcess, Path]] = []
     asked = False
-    try:
-        while running or (waiting and not asked):
-            while waiting and len(running) < jobs and not stop():
-                task, errors = waiting.pop(0), tempfile.TemporaryFile()  # noqa: SIM115  closed when it ends
-                task.asked.write_text(to_toml(task.config.model_dump()), encoding="utf-8")
-                # a group of its own: Ctrl-C comes to it from here, and once
-                process = subprocess.Popen(
-                    command(task), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, process_group=0
-                )
-                running.append((task, process, errors))
-                task.state = RUNNING
-            if stop() and not asked:
-                asked = True
-                tell(running)
-            yield None
-            over = [each for each in running if each[1].poll() is not None]
-            for each in over:
-                running.remove(each)
-                task, process, errors = each
-                end(task, process.returncode, errors, asked)
-                yield task
-            if not over:
-                time.sleep(TICK)
-    finally:
-        tell(running)  # the second time: they stop at once
-        for task, process, errors in running:
-            end(task, process.wait(), errors, True)
+    with tempfile.TemporaryDirectory(prefix="polytier-") as folder:
+        try:
+            while running or (waiting and not asked):
+                while waiting and len(running) < jobs and not stop():
+                    task = waiting.pop(0)
+                    task.asked.write_text(to_toml(task.config.model_dump()), encoding="utf-8")
+                    said = Path(folder) / task.folder.name
+                    running.append((task, start(command(task), said), said))
+                    task.state = RUNNING
+                if stop() and not asked:
+                    asked = True
+                    tell(running)
+                yield None
+                over = [each for each in running if each[1].exitcode is not None]
+                for each in over:
+                    running.remove(each)
+                    end(each, asked)
+                    yield each[0]
+                if not over:
+                    wait([process.sentinel for _, process, _ in running], TICK)
+        finally:
+            tell(running)  # the second time: they stop at once
+            for each in running:
+                each[1].join()
+                end(each, True)
 
 
 def command(task: Task) -> list[str]:
-    """A process that starts the run, or goes on with it."""
+    """What starts the run, or goes on with it."""
     if any((task.folder / "checkpoints").glob("round-*")):
         how = ["resume", str(task.folder)]
     else:
         shutil.rmtree(task.folder, ignore_errors=True)  # killed before its first checkpoint
         how = ["run", str(task.asked), "--out", str(task.folder)]
-    return [sys.executable, "-m", "polytier.cli", *how, "--quiet"]
+    return [*how, "--quiet"]
 
 
-def tell(running: Sequence[tuple[Task, subprocess.Popen, Any]]) -> None:
+# -- processes ----------------------------------------------------------------------------------------
+
+
+def start(args: Sequence[str], said: Path) -> BaseProcess:
+    """A process that does `polytier ARGS`, and writes there what it has to say."""
+    # where forks are safe, all come from one process that has imported torch and done nothing else
+    context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+    context.set_forkserver_preload(LOADED)
+    process = context.Process(target=work, args=(args, said))
+    with deaf():
+        process.start()
+    return process
+
+
+def work(args: Sequence[str], said: Path) -> None:
+    """What the process does."""
+    from polytier.cli import app
+
+    set_apart(said)
+    app(args)
+
+
+def set_apart(said: Path) -> None:
+    """A group of its own: Ctrl-C comes to it from who started it, and once."""
+    for name, number in ((os.devnull, 1), (said, 2)):
+        file = os.open(name, os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, number)
+        os.close(file)
+    if sys.platform != "win32":
+        os.setpgid(0, 0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+@contextmanager
+def deaf() -> Iterator[None]:
+    """Ctrl-C waits, and what is started here does not hear it."""
+    if sys.platform == "win32":
+        yield
+        return
+    resource_tracker.ensure_running()  # starting it inside would unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def tell(running: Sequence[tuple[Task, BaseProcess, Path]]) -> None:
     for _, process, _ in running:
-        process.send_signal(signal.SIGINT)
+        with suppress(ProcessLookupError):  # over in the meantime
+            assert process.pid
+            os.kill(process.pid, signal.SIGINT)
 
 
-def end(task: Task, code: int, errors: Any, asked: bool) -> None:
+def end(run: tuple[Task, BaseProcess, Path], asked: bool) -> None:
     """How a run ended, and what it said."""
-    errors.seek(0)
-    said = [line for line in errors.read().decode(errors="replace").splitlines() if line.strip()]
-    errors.close()
+    task, process, file = run
+    code, text = process.exitcode or 0, file.read_text(errors="replace") if file.exists() else ""
+    said = [line for line in text.splitlines() if line.strip()]
     task.state = INTERRUPTED if asked and code else ENDS.get(code, FAILED)
     if task.state == DONE:
         task.notes = said
