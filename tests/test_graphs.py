@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from polytier import graphs, models
 from polytier.data.batches import Batch, Group, share_of_batch
-from polytier.objective import Objective, choose_batching, columns, cross_entropy, squared_error, stacks_of
+from polytier.objective import BATCHINGS, Objective, choose_batching, columns, cross_entropy, squared_error, stacks_of
 from polytier.rows import aligned, aligned_copy, fold
 from polytier.solvers import proximal_sgd, sgd, step
 
@@ -201,15 +201,22 @@ def test_row_by_row_it_is_the_same(name, batching):
     assert torch.equal(torch.cat([columns(p) for p in pieces[0][1]], 1), objective.grad(theta, batch)[pieces[0][0]])
 
 
-def test_the_gradient_of_l2_is_a_multiple_of_the_row():
+@pytest.mark.parametrize("batching", BATCHINGS)
+def test_the_gradient_of_l2_is_a_multiple_of_the_row(batching):
     module, loss = small("dnn")
-    objective = Objective(module, loss, dtype=DOUBLE, l2=0.3)
-    theta, batch = rows_for(objective, 2), batch_of((5, 5))
-    assert_close(objective.grad(theta, batch), by_autograd(module, loss, theta, batch) + 0.3 * theta)
+    objective = Objective(module, loss, dtype=DOUBLE, l2=0.3, batching=batching)
+    theta, batch = rows_for(objective, 4), batch_of((5, 1, 5, 5))
+    before = copies(theta, batch)
+    whole = by_autograd(module, loss, theta, batch) + 0.3 * theta
+    assert_close(objective.grad(theta, batch), whole)
+    for rows, pieces in objective.grad_pieces(theta, batch):
+        assert_close(torch.cat([columns(piece) for piece in pieces], 1), whole[rows])
+    assert_close(objective.grad(theta, batch, lambda apply, row, *_: (row * row).sum()), 2 * theta)  # replaces l2 too
+    assert_unchanged(before, theta, batch)
 
 
 def test_the_graph_of_a_gradient_computes_no_loss():
-    objective = Objective(*small("mclr"), dtype=DOUBLE)
+    objective = Objective(*small("mclr"), dtype=DOUBLE, l2=0.1)
     objective.grad(rows_for(objective, 2), batch_of((5, 5)))
     (compiled,) = objective._compiled.values()
     found = targets_of(compiled.__self__.graph)  # type: ignore[attr-defined]

@@ -97,8 +97,11 @@ class Objective:
             layer.key = key
         return functional_call(self.module, self.parameters(row), (inputs,))
 
+    def mean_loss(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor | None = None) -> Tensor:
+        return (weight * self.sample_loss(self.apply(row, x, key), y)).sum()
+
     def row_loss(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor | None = None) -> Tensor:
-        value = (weight * self.sample_loss(self.apply(row, x, key), y)).sum()
+        value = self.mean_loss(row, x, y, weight, key)
         return value + 0.5 * self.l2 * (row * row).sum() if self.l2 else value
 
     # -- a stack of rows -------------------------------------------------------------------------
@@ -108,7 +111,8 @@ class Objective:
 
         `loss(apply, row, x, y, weight, *extra)` replaces the objective; `extra` are rows [n, ...].
         """
-        return self._stack("grad", theta, batch, loss, extra)
+        found = self._stack("grad", theta, batch, loss, extra)
+        return found.add_(theta, alpha=self.l2) if self.l2 and loss is None else found
 
     def grad_pieces(self, theta: Tensor, batch: Batch) -> Iterator[tuple[Tensor | slice, list[Piece]]]:
         """The same, some rows at a time, as columns that lie side by side: a step need not put a row together."""
@@ -119,8 +123,13 @@ class Objective:
             everybody = len(group.x) == len(theta)
             for part in stacks_of(len(group.x)):
                 rows = part if everybody else torch.arange(len(theta))[group.rows][part]
-                data = [t[part] for t in self._data(group)]
-                yield rows, self._graph("grad", None, (theta[rows], *data), True)
+                x, data = theta[rows], [t[part] for t in self._data(group)]
+                pieces = self._graph("grad", None, (x, *data), True)
+                if self.l2:
+                    pieces = [columns(piece) for piece in pieces]
+                    for piece, x_k in zip(pieces, x.split([p.shape[1] for p in pieces], 1), strict=True):
+                        piece.add_(x_k, alpha=self.l2)
+                yield rows, pieces
 
     def loss(self, theta: Tensor, batch: Batch, loss: Callable | None = None, extra: tuple = ()) -> Tensor:
         """[n] values of the objective."""
@@ -189,11 +198,11 @@ class Objective:
             return torch.autograd.grad(function(row, *inputs[1:]), row)[0]
 
     def _function(self, kind: str, loss: Callable | None) -> Callable:
-        """What is computed for one row."""
+        """What is computed for one row, or its gradient is; that of l2 is known, and added by who asks."""
         if kind == "outputs":
             return self.apply
         if loss is None:
-            return self.row_loss
+            return self.mean_loss if kind == "grad" else self.row_loss
 
         def own_loss(row: Tensor, x: Tensor, y: Tensor, weight: Tensor, *rest: Tensor) -> Tensor:
             key, more = (rest[0], rest[1:]) if self.dropouts else (None, rest)

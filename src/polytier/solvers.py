@@ -69,7 +69,7 @@ def descend(
         y = x.add(x - before, alpha=k / (k + 3)) if nesterov and k else x
         direction = gradient(y)
         small = (direction * direction).sum(1, keepdim=True) <= accuracy if accuracy else None
-        after = y - direction.mul_(lr)
+        after = torch.sub(y, direction.mul_(lr), out=direction)
         if small is not None:
             after, x = torch.where(small, y, after), torch.where(small, y, x)  # no momentum is left: it stays
         before, x = x, after

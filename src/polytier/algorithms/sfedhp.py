@@ -90,7 +90,7 @@ class SFedHP(Algorithm):
 
         def gradient(theta: Tensor) -> Tensor:  # of H, Eq. 8
             direction = local.grad(theta, held).add_(theta - phi, alpha=lam1)
-            return direction.add_(gamma1 * self.slope(theta)) if self.device_sparsity else direction
+            return direction.add_(self.slope(theta).mul_(gamma1)) if self.device_sparsity else direction
 
         eta2, nesterov = local.value(self.device_lr), self.solver == "nesterov"
         theta = self.cut(descend(gradient, phi, eta2, self.device_steps, nesterov, self.accuracy))
@@ -102,7 +102,7 @@ class SFedHP(Algorithm):
 
     def slope(self, x: Tensor) -> Tensor:
         """The gradient of s, Eq. 4."""
-        return torch.tanh(x / self.smoothing)
+        return (x / self.smoothing).tanh_()
 
     def cut(self, x: Tensor) -> Tensor:
         """x with zeros for what is nearly 0; in the dense setting x itself."""
