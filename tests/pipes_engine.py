@@ -23,6 +23,7 @@ from polytier.codec import CODECS, Codec
 from polytier.data.federation import Federation
 from polytier.ledger import Ledger
 from polytier.memory import Memory
+from polytier.processes import start
 from polytier.rows import Rows, as_dict, cat_rows, fold, map_rows
 from polytier.topology import Topology
 from polytier.training import Training
@@ -148,8 +149,7 @@ class Processes:
     """Teams and devices as processes; the devices also have a pipe to the server, for flat methods."""
 
     def __init__(self, topology: Topology) -> None:
-        context = multiprocessing.get_context("spawn")
-        pipe = context.Pipe
+        pipe = multiprocessing.Pipe
         num_teams, num_devices = topology.size(1), topology.size(2)
         self.teams, team_ends = zip(*(pipe() for _ in range(num_teams)), strict=True)
         self.devices, device_ends = zip(*(pipe() for _ in range(num_devices)), strict=True)
@@ -159,9 +159,7 @@ class Processes:
             below[team][device], end = pipe()
             ups[device].append(end)
         jobs = [([end], below[k]) for k, end in enumerate(team_ends)] + [(up, {}) for up in ups]
-        self.processes = [context.Process(target=serve, args=job, daemon=True) for job in jobs]
-        for process in self.processes:
-            process.start()
+        self.processes = [start(serve, *job, daemon=True) for job in jobs]
 
     def attach(self, training: Training) -> None:
         """Give every node its world: only a device's own process has its samples."""

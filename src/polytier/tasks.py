@@ -5,16 +5,14 @@ Beside every run folder lies FOLDER.toml, what was asked for: the same again goe
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field
-from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -25,6 +23,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 
 from polytier.config import Config, check_config, read_toml, to_toml
+from polytier.processes import hear, start
 from polytier.report import comparison
 from polytier.report.comparison import DIVERGED, DONE, FAILED, INTERRUPTED, NOT_APPLICABLE, RUNNING, WAITING
 from polytier.report.files import read_summary
@@ -33,8 +32,6 @@ from polytier.terminal import INTERRUPTED as EXIT_INTERRUPTED
 
 ENDS = {0: DONE, BAD_INPUT: NOT_APPLICABLE, EXIT_INTERRUPTED: INTERRUPTED}
 TICK = 0.5  # seconds from one look at the runs to the next
-# what all runs need, and what tracing imports when it is first asked: it takes longer than a small run
-LOADED = ["polytier.cli", "polytier.training", "polytier.callbacks", "torch._dynamo"]
 
 
 @dataclass
@@ -113,7 +110,7 @@ def ends(tasks: Sequence[Task], jobs: int, stop: Callable[[], bool]) -> Generato
                     task = waiting.pop(0)
                     task.asked.write_text(to_toml(task.config.model_dump()), encoding="utf-8")
                     said = Path(folder) / task.folder.name
-                    running.append((task, start(command(task), said), said))
+                    running.append((task, start(work, command(task), said), said))
                     task.state = RUNNING
                 if stop() and not asked:
                     asked = True
@@ -146,17 +143,6 @@ def command(task: Task) -> list[str]:
 # -- processes ----------------------------------------------------------------------------------------
 
 
-def start(args: Sequence[str], said: Path) -> BaseProcess:
-    """A process that does `polytier ARGS`, and writes there what it has to say."""
-    # where forks are safe, all come from one process that has imported torch and done nothing else
-    context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-    context.set_forkserver_preload(LOADED)
-    process = context.Process(target=work, args=(args, said))
-    with deaf():
-        process.start()
-    return process
-
-
 def work(args: Sequence[str], said: Path) -> None:
     """What the process does."""
     from polytier.cli import app
@@ -173,21 +159,7 @@ def set_apart(said: Path) -> None:
         os.close(file)
     if sys.platform != "win32":
         os.setpgid(0, 0)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
-@contextmanager
-def deaf() -> Iterator[None]:
-    """Ctrl-C waits, and what is started here does not hear it."""
-    if sys.platform == "win32":
-        yield
-        return
-    resource_tracker.ensure_running()  # starting it inside would unblock the signal
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    hear()
 
 
 def tell(running: Sequence[tuple[Task, BaseProcess, Path]]) -> None:

@@ -29,6 +29,7 @@ from polytier.data.batches import Batches
 from polytier.data.mapped import as_file, from_file
 from polytier.machine import settle, tidy
 from polytier.memory import Memory
+from polytier.processes import start
 from polytier.world import NodesLost, World
 
 Compute = Callable[[World, Any], Any]  # of a worker: what a call gives
@@ -92,13 +93,11 @@ class Workers:
 
     def _started(self) -> list[Channel]:
         if not self._channels:
-            context = multiprocessing.get_context("spawn")  # fork is not to be had everywhere
             specs = [spec(part, subfolder(self.folder, k)) for k, part in enumerate(self.world.parts)]
             shared = (bare(self.world), specs, self.folder, self.compute)
             for k in range(self.number):
-                ours, theirs = context.Pipe()
-                process = context.Process(target=serve, args=(theirs, k, *shared), daemon=True)
-                process.start()
+                ours, theirs = multiprocessing.Pipe()
+                process = start(serve, theirs, k, *shared, daemon=True)
                 theirs.close()
                 self._channels.append(Channel(ours, self.folder / f"to-{k}", self.folder / f"from-{k}", process))
         return self._channels
