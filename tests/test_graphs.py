@@ -568,3 +568,40 @@ def test_aligned_rows_are_copied_only_if_need_be():
     assert aligned(rows[:, 1:]).data_ptr() != rows[:, 1:].data_ptr()
     aligned_copy(rows).zero_()
     assert rows.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+# -- recording ----------------------------------------------------------------------------------------
+
+
+def test_what_is_recorded_is_done_again_with_other_numbers():
+    """Lists, steps in place, what stands in a kwarg, and constants, which keep the value that they will have then."""
+    offset = torch.zeros(3, dtype=DOUBLE)
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        low, high = x.split([1, 2], dim=1)
+        total = torch.cat([high, low], dim=1).add_(y, alpha=2.0)
+        total[:, 0] = 7
+        return torch.where(total > 0, total, torch.full_like(total, -1.0)) + offset + torch.tensor(0.5, dtype=DOUBLE)
+
+    generator = torch.Generator().manual_seed(3)
+    x, y, other = (torch.randn(4, 3, generator=generator, dtype=DOUBLE) for _ in range(3))
+    before = x.clone(), y.clone()
+    traced = graphs.trace(function, (x, y))
+    assert torch.equal(traced(x, y), function(x, y))
+    offset.fill_(10.0)
+    assert torch.equal(traced(other, x), function(other, x))
+    assert (torch.equal(x, before[0]), torch.equal(y, before[1])) == (True, True)
+
+
+class Branches(nn.Linear):
+    """Its steps depend on the numbers that it sees."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x if bool(x.sum() > 0) else -x)
+
+
+def test_what_depends_on_the_data_is_not_traced():
+    objective = Objective(Branches(4, 3), dtype=DOUBLE)
+    with pytest.raises(TypeError, match="depend on the data"):
+        graphs.trace(lambda x: x if bool(x.sum() > 0) else -x, (torch.ones(2),))
+    assert choose_batching(objective, batch_of((5, 5))) == "eager"

@@ -124,7 +124,7 @@ class Objective:
             for part in stacks_of(len(group.x)):
                 rows = part if everybody else torch.arange(len(theta))[group.rows][part]
                 x, data = theta[rows], [t[part] for t in self._data(group)]
-                pieces = self._graph("grad", None, (x, *data), True)
+                pieces: list[Any] = self._graph("grad", None, (x, *data), True)
                 if self.l2:
                     pieces = [columns(piece) for piece in pieces]
                     for piece, x_k in zip(pieces, x.split([p.shape[1] for p in pieces], 1), strict=True):
