@@ -110,8 +110,8 @@ def verdict_table(item: Item, judged: Mapping[str, Any]) -> Table:
     columns = (*item.columns, f"paper ({item.unit})", "ours, best", "difference", "verdict")
     columns = (*columns, "ours, chosen", "difference", "verdict", "why not")
     seeds = {row[how]["ours"]["seeds"] for row in judged["rows"] for how in ("best", "chosen") if row[how]["ours"]}
-    number = " to ".join(map(str, sorted({min(seeds), max(seeds)}))) if seeds else ""
-    note = f"{number} {'seed' if number == '1' else 'seeds'}; margin {item.margin:g}" if seeds else ""
+    many = " to ".join(map(str, sorted({min(seeds), max(seeds)}))) if seeds else ""
+    note = f"{many} {'seed' if many == '1' else 'seeds'}; margin {item.margin:g}" if many else ""
     return Table(item.title, *without_empty(columns, rows), note=note)
 
 
