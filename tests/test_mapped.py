@@ -254,12 +254,17 @@ def test_teams_as_the_folder_has_them_may_be_said(source):
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["--devices 3", "--teams 3", "--teams 0", "--partition labels:2", "--per-class 2:1", "--team-formation sequential"],
+    ("words", "advice"),
+    [
+        *((f"--{words}", "2 teams") for words in ("devices 3", "teams 3", "teams 0", "partition labels:2")),
+        ("--per-class 2:1", "2 teams"),
+        ("--team-formation sequential", "2 teams"),
+        ("--split 3:1:1", "leave --split out"),
+    ],
 )
-def test_what_the_folder_has_settled_cannot_be_changed(source, words):
+def test_what_the_folder_has_settled_cannot_be_changed(source, words, advice):
     said = call("run", "--data", source / "packed", *RUN, *words.split(), "--out", "run", code=2).stderr
-    assert "2 teams" in said
+    assert advice in said
     assert "pack the data anew" in said
     assert not Path("run").exists()
 

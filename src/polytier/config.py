@@ -269,6 +269,8 @@ def make_federation(config: Config) -> tuple[Federation, Config]:
     from polytier.data.sources import MADE, default_dir
 
     own_file, teams = is_npz(config.data) or is_stored(config.data), read_teams(config.teams)
+    if is_stored(config.data) and config.split != Config.model_fields["split"].default:
+        raise ValueError(f"{config.data} holds its split: leave --split out, or pack the data anew with it")
     split: Any = read_numbers("split", config.split, float, 3, "3:0:1")
     per_class: Any = None
     if config.per_class is not None:
