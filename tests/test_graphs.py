@@ -581,7 +581,8 @@ def test_what_is_recorded_is_done_again_with_other_numbers():
         low, high = x.split([1, 2], dim=1)
         total = torch.cat([high, low], dim=1).add_(y, alpha=2.0)
         total[:, 0] = 7
-        return torch.where(total > 0, total, torch.full_like(total, -1.0)) + offset + torch.tensor(0.5, dtype=DOUBLE)
+        mean = torch.tensor(0.5, dtype=DOUBLE).add_(y.mean())
+        return torch.where(total > 0, total, torch.full_like(total, -1.0)) + offset + mean
 
     generator = torch.Generator().manual_seed(3)
     x, y, other = (torch.randn(4, 3, generator=generator, dtype=DOUBLE) for _ in range(3))
