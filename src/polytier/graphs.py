@@ -24,10 +24,12 @@ RESHAPING = (aten.view.default, aten._unsafe_view.default, aten.expand.default, 
 
 def trace(function: Callable, inputs: Sequence[Tensor], pieces: bool = False) -> Callable:
     """The function for inputs of these shapes. `pieces`: what it would put side by side, as a list (`take_apart`)."""
-    graph = (record := Record([i.clone() for i in inputs])).graph
+    inputs = [i.clone() for i in inputs]
+    record = Record(inputs)
     with torch.no_grad(), warnings.catch_warnings(), record:
         warnings.simplefilter("ignore")  # about tracing internals, nothing a user could act on
-        found = function(*record.inputs)
+        found = function(*inputs)
+    graph = record.graph
     graph.output(record.node_of(found))
     graph.eliminate_dead_code()
     if not any(schema.is_mutable for schema in map(schema_of, calls(graph)) if schema):  # a module's own steps in place
@@ -47,7 +49,7 @@ class Record(TorchDispatchMode):
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
-        self.graph, self.inputs, self.constants = torch.fx.Graph(), inputs, SimpleNamespace()
+        self.graph, self.constants = torch.fx.Graph(), SimpleNamespace()
         self.nodes: dict[int, torch.fx.Node] = {}  # by the id of a tensor, which lives as long as its node
         for k, tensor in enumerate(inputs):
             self.know(tensor, self.graph.placeholder(f"input_{k}"))

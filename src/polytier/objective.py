@@ -124,12 +124,14 @@ class Objective:
             for part in stacks_of(len(group.x)):
                 rows = part if everybody else torch.arange(len(theta))[group.rows][part]
                 x, data = theta[rows], [t[part] for t in self._data(group)]
-                pieces: list[Any] = self._graph("grad", None, (x, *data), True)
-                if self.l2:
-                    pieces = [columns(piece) for piece in pieces]
-                    for piece, x_k in zip(pieces, x.split([p.shape[1] for p in pieces], 1), strict=True):
-                        piece.add_(x_k, alpha=self.l2)
-                yield rows, pieces
+                pieces = self._graph("grad", None, (x, *data), True)
+                yield rows, self._with_l2(pieces, x) if self.l2 else pieces
+
+    def _with_l2(self, pieces: list[Piece], theta: Tensor) -> list[Any]:
+        whole = [columns(piece) for piece in pieces]
+        for piece, x in zip(whole, theta.split([piece.shape[1] for piece in whole], 1), strict=True):
+            piece.add_(x, alpha=self.l2)
+        return whole
 
     def loss(self, theta: Tensor, batch: Batch, loss: Callable | None = None, extra: tuple = ()) -> Tensor:
         """[n] values of the objective."""

@@ -11,12 +11,12 @@ from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-# what all need, and what tracing imports when it is first asked: that takes longer than a small run
+# what all need, and what the first gradient imports (torch.func.grad): that takes longer than a small run
 LOADED = ["polytier.cli", "polytier.engines.workers", "polytier.training", "polytier.callbacks", "torch._dynamo"]
 
 
 def start(target: Callable[..., Any], *args: Any, daemon: bool = False) -> BaseProcess:
-    """A process that calls `target`, which is found by its name. It does not hear Ctrl-C (until `hear`)."""
+    """A process that calls `target`, found by its name. Except on Windows it does not hear Ctrl-C (until `hear`)."""
     context: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
     context.set_forkserver_preload(LOADED)
     process = context.Process(target=target, args=args, daemon=daemon)

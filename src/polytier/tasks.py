@@ -77,7 +77,12 @@ def run_tasks(tasks: Sequence[Task], out: Path, jobs: int, show: bool) -> None:
     console = Console(stderr=True)
     live = Live(console=console, transient=True) if show and console.is_terminal else None
     noted: set[str] = set()
-    with Interrupt() as interrupt, live or nullcontext(), closing(ends(tasks, jobs, interrupt)) as ended:
+    with (
+        tempfile.TemporaryDirectory(prefix="polytier-") as logs,
+        Interrupt() as interrupt,
+        live or nullcontext(),
+        closing(ends(tasks, jobs, interrupt, Path(logs))) as ended,
+    ):
         for task in ended:
             if live is not None:
                 ended_now = sum(t.state not in (WAITING, RUNNING) for t in tasks)
@@ -98,36 +103,35 @@ def run_tasks(tasks: Sequence[Task], out: Path, jobs: int, show: bool) -> None:
                 say(f"{task.method}, seed {task.config.seed}: {how} ({left} to go)")
 
 
-def ends(tasks: Sequence[Task], jobs: int, stop: Callable[[], bool]) -> Generator[Task | None]:
+def ends(tasks: Sequence[Task], jobs: int, stop: Callable[[], bool], logs: Path) -> Generator[Task | None]:
     """Run what is not finished, `jobs` at a time; yields each task when it ends, and None while time goes by."""
     waiting = [task for task in tasks if task.state == WAITING]
     running: list[tuple[Task, BaseProcess, Path]] = []
     asked = False
-    with tempfile.TemporaryDirectory(prefix="polytier-") as folder:
-        try:
-            while running or (waiting and not asked):
-                while waiting and len(running) < jobs and not stop():
-                    task = waiting.pop(0)
-                    task.asked.write_text(to_toml(task.config.model_dump()), encoding="utf-8")
-                    said = Path(folder) / task.folder.name
-                    running.append((task, start(work, command(task), said), said))
-                    task.state = RUNNING
-                if stop() and not asked:
-                    asked = True
-                    tell(running)
-                yield None
-                over = [each for each in running if each[1].exitcode is not None]
-                for each in over:
-                    running.remove(each)
-                    end(each, asked)
-                    yield each[0]
-                if not over:
-                    wait([process.sentinel for _, process, _ in running], TICK)
-        finally:
-            tell(running)  # the second time: they stop at once
-            for each in running:
-                each[1].join()
-                end(each, True)
+    try:
+        while running or (waiting and not asked):
+            while waiting and len(running) < jobs and not stop():
+                task = waiting.pop(0)
+                task.asked.write_text(to_toml(task.config.model_dump()), encoding="utf-8")
+                said = logs / task.folder.name
+                running.append((task, start(work, command(task), said), said))
+                task.state = RUNNING
+            if stop() and not asked:
+                asked = True
+                tell(running)
+            yield None
+            over = [each for each in running if each[1].exitcode is not None]
+            for each in over:
+                running.remove(each)
+                end(each, asked)
+                yield each[0]
+            if not over:
+                wait([process.sentinel for _, process, _ in running], TICK)
+    finally:
+        tell(running)  # the second time: they stop at once
+        for each in running:
+            each[1].join()
+            end(each, True)
 
 
 def command(task: Task) -> list[str]:

@@ -190,7 +190,7 @@ def received(channel: Channel) -> Any:
 
 def serve(pipe: Connection, number: int, world: World, shared: list[dict[str, Any]], folder: Path, compute: Compute):
     """Until the pipe ends: receive a call, compute it, answer."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent lets the round end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Windows' processes hear Ctrl-C; the parent lets the round end
     threading.Thread(target=end_with_parent, args=(folder,), daemon=True).start()
     settle()
     for part, its in zip(world.parts, shared, strict=True):
