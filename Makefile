@@ -16,6 +16,7 @@ run: $(VENV)/.run
 test: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright
 	$(BIN)/pytest -n 2
 

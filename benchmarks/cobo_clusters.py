@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from polytier import Callback, FedAvg, Federation, train
-from polytier.algorithms import Local
+from polytier.algorithms import LocalTraining
 from polytier.algorithms.cobo import CoBo
 from polytier.data.sources import Source, fashion_mnist
 
@@ -109,9 +109,9 @@ def main() -> None:
         return np.concatenate([accuracy(average, subset(data, group)) for group in groups], 1)
 
     found = {}
-    print(f"{'':8}{'last round':>12}{'last quarter':>14}{'better than Local':>19}")
+    print(f"{'':8}{'last round':>12}{'last quarter':>14}{'better than LocalTraining':>19}")
     for name, work in {
-        "Local": lambda: accuracy(Local(options.lr, 1), data), "FedAvg": lambda: accuracy(average, data),
+        "Local": lambda: accuracy(LocalTraining(options.lr, 1), data), "FedAvg": lambda: accuracy(average, data),
         "Oracle": oracle, "CoBo": lambda: accuracy(cobo, data),
     }.items():  # fmt: skip
         started = time.perf_counter()

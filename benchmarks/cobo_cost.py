@@ -1,4 +1,4 @@
-"""What a round of CoBo costs beside a round of Local with one step, in one run.
+"""What a round of CoBo costs beside a round of LocalTraining with one step, in one run.
 
 --clients clients, logistic regression on synthetic data, batch 32, constant sampling (each pair with probability 1/n),
 the first rounds. The two take turns, so that a noisy machine slows both; compare ratios, not machines.
@@ -16,9 +16,9 @@ import statistics
 import numpy as np
 
 from polytier import Federation
-from polytier.algorithms import Local
+from polytier.algorithms import LocalTraining
 from polytier.algorithms.cobo import CoBo
-from polytier.training import Training
+from polytier.runs.loop import Training
 
 CLASSES, SAMPLES, LR = 10, 64, 0.1
 
@@ -33,7 +33,7 @@ def make_data(clients: int, features: int) -> Federation:
 def start(algorithm, data: Federation, warm: Training | None = None) -> Training:
     training = Training(algorithm, data, "mclr", batch_size=32, batching="stacked")
     if warm is not None:
-        training.world.objective = warm.world.objective  # its graphs are traced
+        training.context.objective = warm.context.objective  # its graphs are traced
     return training
 
 
@@ -59,14 +59,14 @@ def main() -> None:
                 continue
             ratios, times = [], []
             for _ in range(options.repeat):
-                with start(cobo, data, warm) as one, start(Local(LR, 1), data, warm) as other:
+                with start(cobo, data, warm) as one, start(LocalTraining(LR, 1), data, warm) as other:
                     pairs = [(one.step(), other.step()) for _ in range(options.rounds)]
                 seconds = np.array(pairs).sum(0)
                 ratios.append(seconds[0] / seconds[1])
                 times.append(1000 * seconds / options.rounds)
         a, b = np.median(times, axis=0)
         print(
-            f"{options.clients} clients, {features} features: CoBo {a:.0f} ms a round, Local {b:.0f} ms, ratio "
+            f"{options.clients} clients, {features} features: CoBo {a:.0f} ms a round, LocalTraining {b:.0f} ms, ratio "
             f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
             flush=True,
         )

@@ -17,8 +17,8 @@ import numpy as np
 
 from polytier import FedAvg, Federation, PerMFL
 from polytier.algorithms.cobo import CoBo
-from polytier.topology import Topology, nested
-from polytier.training import Training
+from polytier.runs.loop import Training
+from polytier.tree.topology import Topology, nested
 
 CLASSES, SAMPLES, LR = 10, 64, 0.01
 
@@ -34,10 +34,10 @@ def fastest(repeat: int, *given: Any, rounds: int = 1, **settings: Any) -> tuple
     """Seconds a round (the mean of `rounds`), and of each device step in it."""
     with Training(*given, batch_size=32, **settings) as training:
         training.step(), training.step()
-        before, seconds = training.world.device_steps, []
+        before, seconds = training.context.device_steps, []
         for _ in range(repeat):
             seconds.append(sum(training.step() for _ in range(rounds)) / rounds)
-        steps = (training.world.device_steps - before) / repeat / rounds
+        steps = (training.context.device_steps - before) / repeat / rounds
     return min(seconds), min(seconds) / steps
 
 

@@ -17,7 +17,7 @@ def measure(devices: int) -> None:
     import numpy as np
 
     from polytier import FedAvg, Federation
-    from polytier.training import Training
+    from polytier.runs.loop import Training
 
     rng = np.random.default_rng(0)
     x = rng.random((devices * SAMPLES, FEATURES), dtype=np.float32)
@@ -30,7 +30,7 @@ def measure(devices: int) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     training.step()
     data = sum(t.numel() * t.element_size() for t in (federation.x, federation.y)) / 2**20
-    models = devices * training.world.objective.dimension * 4 / 2**20
+    models = devices * training.context.objective.dimension * 4 / 2**20
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     print(f"{devices:>9,}{data:>10.1f}{models:>20.1f}{peak:>11.1f}{(peak - before / 2**10):>18.1f}")
 

@@ -35,7 +35,7 @@ def pack(devices: int, folder: Path) -> None:
 
 def measure(folder: Path, workers: int, repeat: int) -> None:
     from polytier import Federation, PerMFL
-    from polytier.training import Training
+    from polytier.runs.loop import Training
 
     federation, method = Federation.open(folder), PerMFL(0.01, device_steps=STEPS, team_rounds=1)
     for share in (0.01, 1.0):
@@ -43,10 +43,10 @@ def measure(folder: Path, workers: int, repeat: int) -> None:
             method, federation, "mclr", device_participation=share, batch_size=SAMPLES, workers=workers
         ) as training:
             training.step()
-            seconds, steps = [], training.world.device_steps
+            seconds, steps = [], training.context.device_steps
             for _ in range(repeat):
                 seconds.append(training.step())
-            steps = (training.world.device_steps - steps) // repeat
+            steps = (training.context.device_steps - steps) // repeat
         peak = (
             sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 2**20
         )

@@ -30,12 +30,12 @@ import torch
 from torch import Tensor
 
 from polytier import FedAvg, Federation
-from polytier.algorithm import Children, Local
 from polytier.algorithms.multimodel import MFARR, MFARand
 from polytier.data.synthetic import tridiagonal
-from polytier.gain import Gain, measure_gain
-from polytier.training import Training
-from polytier.world import Clock
+from polytier.method.call import Clock
+from polytier.method.node import Children, LocalProblem
+from polytier.runs.loop import Training
+from polytier.studies.gain import Gain, measure_gain
 
 METHODS = {"MFA-Rand": MFARand, "MFA-RR": MFARR}
 STEPS = {"0.1": 0.1, "30/(100+t)": "30/(100+t)"}
@@ -59,7 +59,7 @@ class Pools(FedAvg):
         devices.keep(model=w)
         return w
 
-    def device(self, x: Tensor, local: Local) -> Tensor:
+    def device(self, x: Tensor, local: LocalProblem) -> Tensor:
         (all_data,) = local.full().groups
         a, b, lr = all_data.x[:, 0], all_data.y[:, 0], local.value(self.device_lr)
         for _ in range(self.device_steps):
@@ -77,7 +77,7 @@ def first_groups(together: MFARand | MFARR, seed: int) -> np.ndarray:
     rows = []
     with Training(together, tridiagonal(), "quadratic", seed=seed, **SETTINGS) as pool:
         for t in range(ROUNDS):
-            group, match = together.groups(Children(pool.world, 0, torch.zeros(1, dtype=torch.int64), Clock(t)))
+            group, match = together.groups(Children(pool.context, 0, torch.zeros(1, dtype=torch.int64), Clock(t)))
             rows.append((group == match[0]).numpy())
     return np.array(rows)
 
@@ -103,10 +103,10 @@ def gaps(method: str, num_models: int, seeds: int) -> dict[str, np.ndarray]:
         together, w = wrapper(method, num_models, lr, LOCAL_STEPS), []
         pools, table = Pools(device_lr=lr, device_steps=LOCAL_STEPS), np.concatenate(groups, axis=1)
         with Training(pools, copies, "quadratic", device_participation=table, **SETTINGS) as training:
-            training.world.hold = together.frame
+            training.context.hold = together.frame
             for _ in range(ROUNDS):
                 training.step()
-                w.append(training.world.memory.read(1, "model", teams, torch.empty(seeds, x.shape[1])))
+                w.append(training.context.memory.read(1, "model", teams, torch.empty(seeds, x.shape[1])))
         with training_of(together, 0) as training:  # it is what the wrapper does, by the first rounds of a seed
             first = training.run(num_models + 1).models["model1"]
             assert torch.allclose(first.row(), w[num_models][0], rtol=0, atol=1e-12)

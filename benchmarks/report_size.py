@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from polytier.collaboration import FILE, Collaboration, save
-from polytier.config import to_toml
 from polytier.report.page import render
 from polytier.report.study import page_of
+from polytier.runs.config import to_toml
+from polytier.tree.collaboration import FILE, Collaboration, save
 
 ALL = ("personal", "team", "global")
 METHODS = {  # the models that each has

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from polytier import Algorithm, Callback, Federation, HierFedAvg, PFedMe, build_federation
 from polytier.algorithms.sfedhp import SFedHP
-from polytier.codec import CODECS
-from polytier.training import Training
+from polytier.messages.codec import CODECS
+from polytier.runs.loop import Training
 
 EVERY = 20  # rounds between two evaluations
 METHODS: dict[str, Algorithm] = {
@@ -48,11 +48,11 @@ class Meter(Callback):
         self.sent_down = model(training)
 
     def on_round(self, training: Training, record: dict[str, Any]) -> None:
-        topology, after = training.world.topology, model(training)
+        topology, after = training.context.topology, model(training)
         ids = torch.arange(topology.size(1))
         # pFedMe's devices keep no copy of what they send; it has no zeros, nor has the mean of it
         tree = topology.num_tiers > 2
-        sent_up = training.world.memory.read(1, "model", ids, after.expand(len(ids), -1)) if tree else after
+        sent_up = training.context.memory.read(1, "model", ids, after.expand(len(ids), -1)) if tree else after
         row: dict[str, Any] = {
             "round": record["round"], "nonzeros_global": share(after), "nonzeros_sent": share(sent_up),
         }  # fmt: skip

@@ -14,8 +14,8 @@ import numpy as np
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
-from polytier import tasks
-from polytier.cli import app
+from polytier.cli.main import app
+from polytier.studies import run_queue as tasks
 
 QUICK = ("--set", "device_steps=2", "--set", "team_rounds=2")
 SMALL = ("--devices", "6", "--teams", "2", *QUICK)

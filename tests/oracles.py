@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from polytier.random import GOLDEN, key, mix_int, name_key, signed
+from polytier.tree.random import GOLDEN, key, mix_int, name_key, signed
 
 NEST = 2**16
 

@@ -1,4 +1,4 @@
-"""A test engine over pipes: every node is a process with its own world, memory and data, and computes n = 1.
+"""A test engine over pipes: every node is a process with its own context, memory and data, and computes n = 1.
 
 The server is the process that trains; below it are teams and devices. A message is the bytes of a row and a
 small header. Evaluation, which the server addresses to the devices, is relayed by the teams.
@@ -18,16 +18,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polytier.algorithm import Algorithm, Children, execute
-from polytier.codec import CODECS, Codec
 from polytier.data.federation import Federation
-from polytier.ledger import Ledger
-from polytier.memory import Memory
-from polytier.processes import start
-from polytier.rows import Rows, as_dict, cat_rows, fold, map_rows
-from polytier.topology import Topology
-from polytier.training import Training
-from polytier.world import Call, World
+from polytier.engines.processes import start
+from polytier.messages.codec import CODECS, Codec
+from polytier.messages.ledger import Ledger
+from polytier.method.algorithm import Algorithm
+from polytier.method.call import Call
+from polytier.method.context import Context
+from polytier.method.execute import execute
+from polytier.method.memory import Memory
+from polytier.method.node import Children
+from polytier.runs.loop import Training
+from polytier.stack.rows import Rows, as_dict, cat_rows, fold, map_rows
+from polytier.tree.topology import Topology
 
 EXACT = CODECS["float64"]  # evaluation is not part of the traffic: nothing is rounded
 
@@ -36,9 +39,9 @@ class Pipes:
     """What a node does with its calls: sends them to its children, each by its own pipe."""
 
     def __init__(
-        self, world: World, codec: Codec, tier: int, below: dict[int, Connection], ledger: Ledger | None = None
+        self, context: Context, codec: Codec, tier: int, below: dict[int, Connection], ledger: Ledger | None = None
     ):
-        self.world, self.codec, self.tier, self.below, self.ledger = world, codec, tier, below, ledger
+        self.context, self.codec, self.tier, self.below, self.ledger = context, codec, tier, below, ledger
 
     def deliver(self, call: Call) -> Iterator[Any]:
         ids = call.ids.tolist()
@@ -49,7 +52,7 @@ class Pipes:
             answer, nbytes = receive(self._pipe(call.tier, node), CODECS["float64"] if call.quiet else self.codec)
             self._count(call, "up", node, nbytes)
             answers.append(answer)
-        if not call.quiet and call.tier < self.world.topology.leaf and self.tier == 0:
+        if not call.quiet and call.tier < self.context.topology.leaf and self.tier == 0:
             self._collect(call)
         if answers:
             rows = cat_rows(answers)
@@ -58,7 +61,7 @@ class Pipes:
     def _pipe(self, tier: int, node: int) -> Connection:
         """To the child, or to the team above a device."""
         while tier > self.tier + 1:
-            node, tier = int(self.world.topology.parents[tier][node]), tier - 1
+            node, tier = int(self.context.topology.parents[tier][node]), tier - 1
         return self.below[node]
 
     def _count(self, call: Call, way: str, node: int, nbytes: int) -> None:
@@ -72,13 +75,13 @@ class Pipes:
             send(self.below[node], EXACT, ask.part(i, i + 1))
             answer, _ = receive(self.below[node], EXACT)
             if "model" in as_dict(answer):
-                self.world.memory.write(call.tier, "model", call.ids[i : i + 1], as_dict(answer)["model"])
+                self.context.memory.write(call.tier, "model", call.ids[i : i + 1], as_dict(answer)["model"])
 
     def close(self) -> None: ...
 
 
 def kept_model(algorithm: Algorithm, rows: Rows, node: Children) -> Rows:
-    names = node.world.memory.names(node.tier)
+    names = node.context.memory.names(node.tier)
     return {"model": node.memory("model", node.initial)} if "model" in names else {}
 
 
@@ -115,7 +118,7 @@ def unpack(codec: Codec, message: Any) -> tuple[Rows, int]:
 
 
 def serve(up: list[Connection], below: dict[int, Connection]) -> None:
-    """A node's process: gets a world, then runs calls, until it is told to stop."""
+    """A node's process: gets a context, then runs calls, until it is told to stop."""
     torch.set_num_threads(1)
     engine: Pipes | None = None
     while True:
@@ -124,9 +127,9 @@ def serve(up: list[Connection], below: dict[int, Connection]) -> None:
             kind, body = pickle.loads(pipe.recv_bytes())
             if kind == "stop":
                 return
-            if kind == "world":
-                world, codec, tier = body
-                engine = world.engine = Pipes(world, codec, tier, below)
+            if kind == "context":
+                context, codec, tier = body
+                engine = context.engine = Pipes(context, codec, tier, below)
                 continue
             assert engine is not None
             try:
@@ -141,7 +144,7 @@ def run(engine: Pipes, tier: int, node: int, method: Any, clock: Any, quiet: boo
     one = torch.zeros(1, dtype=torch.int64)
     call = Call(tier, torch.tensor([node]), method, clock, rows, one, quiet=quiet)
     if tier == engine.tier:
-        return pack(codec, execute(engine.world, call, 0, 1))[0]
+        return pack(codec, execute(engine.context, call, 0, 1))[0]
     return pack(codec, cat_rows(list(engine.deliver(call))))[0]  # for a device below this team
 
 
@@ -162,18 +165,18 @@ class Processes:
         self.processes = [start(serve, *job, daemon=True) for job in jobs]
 
     def attach(self, training: Training) -> None:
-        """Give every node its world: only a device's own process has its samples."""
-        world, codec, leaf = training.world, training.codec, training.world.topology.leaf
+        """Give every node its context: only a device's own process has its samples."""
+        context, codec, leaf = training.context, training.codec, training.context.topology.leaf
         pipes = {1: self.teams, 2: self.devices} if leaf == 2 else {1: self.devices}
         for tier, nodes in pipes.items():
             for node, pipe in enumerate(nodes):
-                own = int(world.topology.order[node]) if tier == leaf else None
-                batches = copy.copy(world.batches)
+                own = int(context.topology.order[node]) if tier == leaf else None
+                batches = copy.copy(context.batches)
                 batches.federation = only(batches.federation, own)
-                part = replace(world, batches=batches, memory=Memory(world.topology), engine=None)  # type: ignore[arg-type]
-                pipe.send_bytes(pickle.dumps(("world", (part, codec, tier))))
-        world.batches.federation = only(world.batches.federation, None)
-        world.engine = Pipes(world, codec, 0, dict(enumerate(pipes[1])), training.ledger)
+                part = replace(context, batches=batches, memory=Memory(context.topology), engine=None)  # type: ignore[arg-type]
+                pipe.send_bytes(pickle.dumps(("context", (part, codec, tier))))
+        context.batches.federation = only(context.batches.federation, None)
+        context.engine = Pipes(context, codec, 0, dict(enumerate(pipes[1])), training.ledger)
 
     def close(self) -> None:
         for pipe in (*self.teams, *self.devices):

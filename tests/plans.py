@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polytier.config import check_config, make_algorithm
 from polytier.papers.plan import Item, Run
+from polytier.runs.config import check_config, make_algorithm
 
 
 def runs_of(items: Sequence[Item]) -> dict[str, Run]:

@@ -11,20 +11,20 @@ from typing import Any
 
 import torch
 
-from polytier.world import World
+from polytier.method.context import Context
 
 
-def compute(world: World, call: Any) -> Any:
+def compute(context: Context, call: Any) -> Any:
     """A call is a function and what it is given."""
     function, *given = call
-    return function(world, *given)
+    return function(context, *given)
 
 
-def echo(world: World, value: Any) -> Any:
+def echo(context: Context, value: Any) -> Any:
     return value
 
 
-def after(world: World, path: Path, value: Any) -> Any:
+def after(context: Context, path: Path, value: Any) -> Any:
     """The value, as soon as there is such a file."""
     deadline = time.monotonic() + 60
     while not path.exists():
@@ -33,23 +33,23 @@ def after(world: World, path: Path, value: Any) -> Any:
     return value
 
 
-def meet(world: World, mine: Path, other: Path) -> int:
+def meet(context: Context, mine: Path, other: Path) -> int:
     """Where this runs, when another one runs at the same time."""
     mine.touch()
-    after(world, other, None)
+    after(context, other, None)
     return os.getpid()
 
 
-def touch(world: World, path: Path, value: Any) -> Any:
+def touch(context: Context, path: Path, value: Any) -> Any:
     path.touch()
     return value
 
 
-def fail(world: World, error: Exception) -> None:
+def fail(context: Context, error: Exception) -> None:
     raise error
 
 
-def die(world: World) -> None:
+def die(context: Context) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(60)
 
@@ -69,13 +69,13 @@ class Forgetful(Exception):
         super().__init__(f"{text} {number}")
 
 
-def fail_by(world: World, kind: type[Exception], *given: Any) -> None:
+def fail_by(context: Context, kind: type[Exception], *given: Any) -> None:
     raise kind(*given)
 
 
-def samples_of(world: World, device: int) -> Any:
-    return world.batches.federation.device(device)
+def samples_of(context: Context, device: int) -> Any:
+    return context.batches.federation.device(device)
 
 
-def remember(world: World, device: int) -> None:
-    world.memory.write(1, "model", torch.tensor([device]), torch.full((1, 3), float(device)))
+def remember(context: Context, device: int) -> None:
+    context.memory.write(1, "model", torch.tensor([device]), torch.full((1, 3), float(device)))

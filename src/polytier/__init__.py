@@ -4,7 +4,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polytier.algorithm import Algorithm, Children, Local
     from polytier.algorithms import (
         AL2GD,
         ALGORITHMS,
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
         FedRep,
         HeurFedAMP,
         HierFedAvg,
+        LocalTraining,
         MFARand,
         Oracle,
         PerFedAvg,
@@ -34,95 +34,102 @@ if TYPE_CHECKING:
         SFedHP,
         ValidationWeights,
     )
-    from polytier.callbacks import MLflow, Progress, RunFolder, TensorBoard
-    from polytier.collaboration import Collaboration
-    from polytier.contract import check_algorithm
     from polytier.data.build import build_federation
     from polytier.data.federation import Federation
-    from polytier.fields import Step, parameter
-    from polytier.gain import measure_gain
-    from polytier.rows import Rows
-    from polytier.run import Run
-    from polytier.topology import Topology
-    from polytier.training import Callback, Training, train
-    from polytier.world import Diverged
+    from polytier.method.algorithm import Algorithm
+    from polytier.method.call import Diverged
+    from polytier.method.node import Children, LocalProblem
+    from polytier.method.parameters import Step, parameter
+    from polytier.runs.callbacks import MLflow, Progress, RunFolder, TensorBoard
+    from polytier.runs.contract import check_algorithm
+    from polytier.runs.loop import Callback, Training, train
+    from polytier.runs.run import Run
+    from polytier.stack.rows import Rows
+    from polytier.studies.gain import measure_gain
+    from polytier.tree.collaboration import Collaboration
+    from polytier.tree.topology import Topology
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
-_HOME = {  # imported when asked for: torch takes seconds
-    "polytier.algorithm": ("Algorithm", "Children", "Local"),
+# Where each public name lives. A module is imported when one of its names is first used: torch takes seconds.
+_HOME = {
     "polytier.algorithms": (
-        "ALGORITHMS", "AL2GD", "APFL", "CoBo", "DemLearn", "Ditto", "FC", "FedAMP", "FedAvg", "FedAvgFT", "FedProx",
-        "FedRep", "HeurFedAMP", "HierFedAvg", "IFCA", "MFARR", "MFARand", "Oracle", "PFedBayes", "PFedGP", "PFedMT",
-        "PFedMe", "PerFedAvg",
-        "PerMFL", "SCAFFOLD", "SFedHP", "ValidationWeights",
+        "AL2GD",
+        "ALGORITHMS",
+        "APFL",
+        "CoBo",
+        "DemLearn",
+        "Ditto",
+        "FC",
+        "FedAMP",
+        "FedAvg",
+        "FedAvgFT",
+        "FedProx",
+        "FedRep",
+        "HeurFedAMP",
+        "HierFedAvg",
+        "IFCA",
+        "LocalTraining",
+        "MFARR",
+        "MFARand",
+        "Oracle",
+        "PFedBayes",
+        "PFedGP",
+        "PFedMT",
+        "PFedMe",
+        "PerFedAvg",
+        "PerMFL",
+        "SCAFFOLD",
+        "SFedHP",
+        "ValidationWeights",
     ),
-    "polytier.callbacks": ("MLflow", "Progress", "RunFolder", "TensorBoard"),
-    "polytier.collaboration": ("Collaboration",),
-    "polytier.contract": ("check_algorithm",),
     "polytier.data.build": ("build_federation",),
     "polytier.data.federation": ("Federation",),
-    "polytier.fields": ("Step", "parameter"),
-    "polytier.gain": ("measure_gain",),
-    "polytier.rows": ("Rows",),
-    "polytier.run": ("Run",),
-    "polytier.topology": ("Topology",),
-    "polytier.training": ("Callback", "Training", "train"),
-    "polytier.world": ("Diverged",),
-}  # fmt: skip
+    "polytier.method.algorithm": ("Algorithm",),
+    "polytier.method.call": ("Diverged",),
+    "polytier.method.node": (
+        "Children",
+        "LocalProblem",
+    ),
+    "polytier.method.parameters": (
+        "Step",
+        "parameter",
+    ),
+    "polytier.runs.callbacks": (
+        "MLflow",
+        "Progress",
+        "RunFolder",
+        "TensorBoard",
+    ),
+    "polytier.runs.contract": ("check_algorithm",),
+    "polytier.runs.loop": (
+        "Callback",
+        "Training",
+        "train",
+    ),
+    "polytier.runs.run": ("Run",),
+    "polytier.stack.rows": ("Rows",),
+    "polytier.studies.gain": ("measure_gain",),
+    "polytier.tree.collaboration": ("Collaboration",),
+    "polytier.tree.topology": ("Topology",),
+}
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
+_RENAMED = {"Local": "LocalProblem"}  # names of version 0.1, which work in 0.2 and are gone in 0.3
 
-__all__ = [
-    "AL2GD",
-    "ALGORITHMS",
-    "APFL",
-    "FC",
-    "IFCA",
-    "MFARR",
-    "SCAFFOLD",
-    "Algorithm",
-    "Callback",
-    "Children",
-    "CoBo",
-    "Collaboration",
-    "DemLearn",
-    "Ditto",
-    "Diverged",
-    "FedAMP",
-    "FedAvg",
-    "FedAvgFT",
-    "FedProx",
-    "FedRep",
-    "Federation",
-    "HeurFedAMP",
-    "HierFedAvg",
-    "Local",
-    "MFARand",
-    "MLflow",
-    "Oracle",
-    "PFedBayes", "PFedGP", "PFedMT",
-    "PFedMe",
-    "PerFedAvg",
-    "PerMFL",
-    "Progress",
-    "Rows",
-    "Run",
-    "RunFolder",
-    "SFedHP",
-    "Step",
-    "TensorBoard",
-    "Topology",
-    "Training",
-    "ValidationWeights",
-    "build_federation",
-    "check_algorithm",
-    "measure_gain",
-    "parameter",
-    "train",
-]  # fmt: skip
+__all__ = list(_MODULE)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        import warnings
+
+        new = _RENAMED[name]
+        warnings.warn(f"polytier.{name} is now polytier.{new}", DeprecationWarning, stacklevel=2)
+        name = new
     if name not in _MODULE:
         raise AttributeError(f"polytier has no {name!r}")
     return getattr(import_module(_MODULE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

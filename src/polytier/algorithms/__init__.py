@@ -1,6 +1,5 @@
 """The methods, one file each."""
 
-from polytier.algorithm import Algorithm
 from polytier.algorithms.al2gd import AL2GD
 from polytier.algorithms.apfl import APFL
 from polytier.algorithms.cobo import CoBo
@@ -14,7 +13,7 @@ from polytier.algorithms.fedprox import FedProx
 from polytier.algorithms.fedrep import FedRep
 from polytier.algorithms.hier_fedavg import HierFedAvg
 from polytier.algorithms.ifca import IFCA
-from polytier.algorithms.local import Local
+from polytier.algorithms.local import LocalTraining
 from polytier.algorithms.multimodel import MFARR, MFARand
 from polytier.algorithms.oracle import Oracle
 from polytier.algorithms.per_fedavg import PerFedAvg
@@ -26,6 +25,7 @@ from polytier.algorithms.pfedmt import PFedMT
 from polytier.algorithms.scaffold import SCAFFOLD
 from polytier.algorithms.sfedhp import SFedHP
 from polytier.algorithms.validation import ValidationWeights
+from polytier.method.algorithm import Algorithm
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "permfl": PerMFL,
@@ -34,7 +34,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "mfa-rand": MFARand,
     "mfa-rr": MFARR,
     "cobo": CoBo,
-    "local": Local,
+    "local": LocalTraining,
     "fedavg": FedAvg,
     "fedavg-ft": FedAvgFT,
     "fedprox": FedProx,
@@ -75,7 +75,7 @@ __all__ = [
     "FedRep",
     "HeurFedAMP",
     "HierFedAvg",
-    "Local",
+    "LocalTraining",
     "MFARand",
     "Oracle",
     "PFedBayes",

@@ -24,7 +24,7 @@ lambda_2  | server_pull  |        | pull to the mean of all
 Pulls keep the means, so a run of pulls asks for the models once: a row up, and down the means that it pulls to. Local
 steps send nothing, and pulls to teams nothing between team and server. On a flat tree (L2GD) p_team is 0.
 Asynchrony is participation, drawn once a round: who is absent keeps its model and joins later; a team without anybody
-is in no mean. With p_team = p_server = 0 it is Local.
+is in no mean. With p_team = p_server = 0 it is local training.
 
 Certain: L2GD's coin and scaled steps; pulls within and between known clusters. A reading: a coin of three sides.
 Differs from the paper: there each cluster may communicate on its own; here all share the coin.
@@ -36,11 +36,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polytier.algorithm import Algorithm, Children, Local, Node
-from polytier.fields import parameter
-from polytier.rows import Rows
-from polytier.solvers import sgd
-from polytier.world import Clock
+from polytier.method.algorithm import Algorithm
+from polytier.method.call import Clock
+from polytier.method.node import Children, LocalProblem, Node
+from polytier.method.parameters import parameter
+from polytier.stack.rows import Rows
+from polytier.stack.solvers import sgd
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class AL2GD(Algorithm):
             )
 
     def check(self, server: Children) -> list[str]:
-        leaf = server.world.topology.leaf
+        leaf = server.context.topology.leaf
         if leaf == 1 and self.p_team > 0:
             raise ValueError(f"p_team = {self.p_team:g} needs a tree with teams; form some, or use p_team = 0")
         if leaf > 2:
@@ -107,7 +108,7 @@ class AL2GD(Algorithm):
         return x
 
     def server(self, g: Tensor, below: Children) -> Tensor:
-        flat, present = below.world.topology.leaf == 1, there(below, 0, below.ids)[0]
+        flat, present = below.context.topology.leaf == 1, there(below, 0, below.ids)[0]
         if not flat:
             present = present[there(below, 1, present)[1].unique()]  # teams with somebody
         for k, (_, pulls) in enumerate(self.coins(below)):
@@ -136,14 +137,14 @@ class AL2GD(Algorithm):
         devices.keep(model=self.pulled(c, c, sent["server"], pulls))
         return {}
 
-    def device(self, sent: dict[str, Tensor], local: Local) -> Rows:
+    def device(self, sent: dict[str, Tensor], local: LocalProblem) -> Rows:
         steps, pulls = self.run(sent, local)
         x = local.memory("model", local.initial)
         x = sgd(local, x, self.device_lr / (1 - (self.p_team + self.p_server)), steps)
         local.keep(model=x)
         return x if pulls else {}
 
-    def pull(self, sent: dict[str, Tensor], local: Local) -> Rows:
+    def pull(self, sent: dict[str, Tensor], local: LocalProblem) -> Rows:
         pulls, x = self.run(sent, local)[1], local.memory("model", local.initial)
         # a mean that was not sent is not pulled to
         local.keep(model=self.pulled(x, sent.get("team", x), sent.get("server", x), pulls))
@@ -152,4 +153,4 @@ class AL2GD(Algorithm):
 
 def there(node: Children, tier: int, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Children of a tier's nodes `ids` that take part this round, whichever call this is; their parents' places."""
-    return Children(node.world, tier, ids, Clock(node.round), node.quiet, node.only).draw()
+    return Children(node.context, tier, ids, Clock(node.round), node.quiet, node.only).draw()

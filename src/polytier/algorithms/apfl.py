@@ -11,8 +11,8 @@ eta     | device_lr    |        | step of w_i, v_i and alpha_i (one number, or o
 tau     | device_steps |        | steps a round
         | adaptive     |        | whether alpha_i is learned
 
-A step has one mini-batch for both gradients. With alpha = 1 that is not adaptive it is Local; the global model is
-always that of FedAvg with the same weights.
+A step has one mini-batch for both gradients. With alpha = 1 that is not adaptive it is local training; the global
+model is always that of FedAvg with the same weights.
 
 A reading: the paper writes the step of v_i as eta grad_v f_i(v_bar_i), which by the chain rule is eta alpha_i times the
 gradient at v_bar_i; this is built. (Code that leaves the factor out takes longer steps.) alpha_i moves in every step.
@@ -25,8 +25,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from polytier.algorithm import Algorithm, Children, Local
-from polytier.fields import Step, parameter
+from polytier.method.algorithm import Algorithm
+from polytier.method.node import Children, LocalProblem
+from polytier.method.parameters import Step, parameter
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class APFL(Algorithm):
     def server(self, w: Tensor, devices: Children) -> Tensor:
         return devices.solve(w).mean(self.weights)
 
-    def device(self, w: Tensor, local: Local) -> Tensor:
+    def device(self, w: Tensor, local: LocalProblem) -> Tensor:
         eta, v = local.value(self.device_lr), local.memory("own", local.initial)
         alpha = local.memory("alpha", w.new_full((len(w), 1), self.alpha))
         mixed = alpha * v + (1 - alpha) * w

@@ -33,11 +33,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polytier.algorithm import Algorithm, Children, Local
-from polytier.collaboration import Collaboration
-from polytier.fields import Step, parameter
-from polytier.pairs import Weights, pull, skip, step
-from polytier.rows import Rows
+from polytier.method.algorithm import Algorithm
+from polytier.method.node import Children, LocalProblem
+from polytier.method.parameters import Step, parameter
+from polytier.stack.rows import Rows
+from polytier.tree.collaboration import Collaboration
+from polytier.tree.pair_weights import Weights, pull, skip, step
 
 HELD = 1 << 24  # numbers of midpoints that are under way at once
 
@@ -60,12 +61,12 @@ class CoBo(Algorithm):
         return 2 if self.clients == "devices" else None
 
     def check(self, server: Children) -> list[str]:
-        world, leaf, n = server.world, server.world.topology.leaf, len(server.kids[0])
+        context, leaf, n = server.context, server.context.topology.leaf, len(server.kids[0])
         if self.clients == "teams" and leaf == 1:
             raise ValueError('clients = "teams" needs a tree with teams; form some, or use clients = "devices"')
         if self.domain == "simplex" and n < 2:
             raise ValueError('domain = "simplex" needs 2 clients or more, got 1; add some, or use domain = "box"')
-        devices = Local(world, leaf, torch.arange(server.num_devices), server.clock)
+        devices = LocalProblem(context, leaf, torch.arange(server.num_devices), server.clock)
         eta = float(torch.as_tensor(devices.value(self.device_lr)).max())
         # the largest eigenvalue of x -> sum_k w_ik (x_i - x_k) with the first weights, and how it is told
         number, what, scaled = (n, "n", ", scaled by 1/n") if self.domain == "box" else (n / (n - 1), "n/(n-1)", "")
@@ -103,7 +104,7 @@ class CoBo(Algorithm):
         rank = clients.by_name(present)
         return rank[a], rank[b]
 
-    def midpoint(self, z: Tensor, local: Local) -> Tensor:
+    def midpoint(self, z: Tensor, local: LocalProblem) -> Tensor:
         return local.grad(z, local.batch(stream="midpoint"))  # a team's is the mean of its devices'
 
     def team(self, sent: Weights, devices: Children) -> Weights:
@@ -113,7 +114,7 @@ class CoBo(Algorithm):
             devices.keep(model=x)
         return {"model": x}
 
-    def device(self, sent: Weights, local: Local) -> Weights:
+    def device(self, sent: Weights, local: LocalProblem) -> Weights:
         eta, rho = local.value(self.device_lr), self.device_pull
         x = sent["model"] if "model" in sent else local.memory("model", local.initial)
         x = x - eta * (local.grad(x) + rho * sent["pull"])  # Eq. 3
@@ -124,7 +125,7 @@ class CoBo(Algorithm):
     def global_model(self, state: Rows) -> None:
         return None
 
-    def personal(self, x: Rows | None, local: Local) -> Tensor | None:
+    def personal(self, x: Rows | None, local: LocalProblem) -> Tensor | None:
         return None if self.clients == "teams" else super().personal(x, local)
 
     def collaboration(self, state: Weights) -> Collaboration | None:  # type: ignore[override]

@@ -35,11 +35,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polytier.algorithm import Algorithm, Children, Local
-from polytier.collaboration import Collaboration
-from polytier.fields import Step, parameter
-from polytier.pairs import SHOWN
-from polytier.solvers import proximal_sgd
+from polytier.method.algorithm import Algorithm
+from polytier.method.node import Children, LocalProblem
+from polytier.method.parameters import Step, parameter
+from polytier.stack.solvers import proximal_sgd
+from polytier.tree.collaboration import Collaboration
+from polytier.tree.pair_weights import SHOWN
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class DemLearn(Algorithm):
             mean += by.unsqueeze(1) * models[level]
         return {"mean": mean, "pull": self.device_pull * total}
 
-    def device(self, sent: dict[str, Tensor], local: Local) -> dict[str, Tensor]:
+    def device(self, sent: dict[str, Tensor], local: LocalProblem) -> dict[str, Tensor]:
         start = anchor = local.memory("model", local.initial)
         pull: Tensor | float = 0.0
         if sent:  # there are groups

@@ -7,7 +7,7 @@ w       | state          | [1, d] | global model: FedAvg's, it knows nothing of 
 v_i     | device model   | [n, d] | personal model, kept as "model"; starts from the first model of all
 eta     | personal_lr    |        | step of v_i (one number, or one a device)
 s       | personal_steps |        | steps of v_i a round
-lambda  | device_pull    |        | pull of v_i to w; 0 is Local
+lambda  | device_pull    |        | pull of v_i to w; 0 is local training
 eta_g   | device_lr      |        | step of a device on its copy of w (one number, or one a device)
 r       | device_steps   |        | steps of a device on its copy of w a round
 
@@ -20,9 +20,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from polytier.algorithm import Algorithm, Children, Local
-from polytier.fields import Step, parameter
-from polytier.solvers import proximal_sgd
+from polytier.method.algorithm import Algorithm
+from polytier.method.node import Children, LocalProblem
+from polytier.method.parameters import Step, parameter
+from polytier.stack.solvers import proximal_sgd
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,12 @@ class Ditto(Algorithm):
     def server(self, w: Tensor, devices: Children) -> Tensor:
         return devices.solve(w).mean(self.weights)
 
-    def device(self, w: Tensor, local: Local) -> Tensor:
+    def device(self, w: Tensor, local: LocalProblem) -> Tensor:
         eta, lam, eta_g = local.value(self.personal_lr), self.device_pull, local.value(self.device_lr)
         v = local.memory("model", local.initial)
         v = proximal_sgd(local, v, w, eta, lam, self.personal_steps)  # v - eta (grad f(v) + lambda (v - w^t))
         local.keep(model=v)
         for _ in range(self.device_steps):
-            # a stream of its own: the personal model draws as Local's does
+            # a stream of its own: the personal model draws as that of local training does
             w = w - eta_g * local.grad(w, local.batch(stream="global"))
         return w

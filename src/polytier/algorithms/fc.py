@@ -31,10 +31,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polytier.algorithm import Algorithm, Children, Local
-from polytier.collaboration import Collaboration
-from polytier.fields import Step, parameter
-from polytier.rows import Rows
+from polytier.method.algorithm import Algorithm
+from polytier.method.node import Children, LocalProblem
+from polytier.method.parameters import Step, parameter
+from polytier.stack.rows import Rows
+from polytier.tree.collaboration import Collaboration
 
 HELD = 1 << 24  # numbers that are worked on at once
 
@@ -50,7 +51,7 @@ class FC(Algorithm):
 
     def check(self, server: Children) -> list[str]:
         n = len(server.kids[0])
-        if not self.nearest and server.world.true_groups(server.tier + 1) is None:
+        if not self.nearest and server.context.true_groups(server.tier + 1) is None:
             raise ValueError(
                 f"nearest = 0 takes the sizes of the true groups and these data have none; give nearest, from 1 to {n}"
             )
@@ -86,18 +87,18 @@ class FC(Algorithm):
         n = len(clients.kids[0])
         if self.nearest:
             return torch.full((n,), min(self.nearest, len(who)))
-        true: Any = clients.world.true_groups(clients.tier + 1)
+        true: Any = clients.context.true_groups(clients.tier + 1)
         group = torch.from_numpy(np.unique(true, return_inverse=True)[1])
         return group[who].bincount(minlength=n)[group]
 
-    def descent(self, sent: Rows, local: Local) -> Tensor:
+    def descent(self, sent: Rows, local: LocalProblem) -> Tensor:
         x = local.memory("model", local.initial)
         old, g = local.memory("momentum", torch.zeros_like(x)), local.grad(x)
         m = (1 - self.momentum) * g + self.momentum * old
         local.keep(momentum=m)
         return m
 
-    def device(self, v: Tensor, local: Local) -> Rows:
+    def device(self, v: Tensor, local: LocalProblem) -> Rows:
         local.keep(model=local.memory("model", local.initial) - local.value(self.device_lr) * v)
         return {}
 

@@ -22,7 +22,7 @@ do, some rows of weights at a time: O(n^2 d). Distances are of differences, not 
 
 Certain: the objective, xi and the proximal step. A reading: the proximal step starts at u_i, and is plain SGD.
 Differs from the paper: alpha_k is one number for all rounds, and lambda / alpha_k a number of its own, so that
-attention_lr = 0 is the proximal point method of each device alone; with device_pull = 0 too it is Local.
+attention_lr = 0 is the proximal point method of each device alone; with device_pull = 0 too it is local training.
 """
 
 from dataclasses import dataclass
@@ -31,12 +31,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polytier.algorithm import Algorithm, Children, Local
-from polytier.collaboration import Collaboration
-from polytier.fields import Step, parameter
-from polytier.pairs import with_weights
-from polytier.rows import Rows
-from polytier.solvers import proximal_sgd
+from polytier.method.algorithm import Algorithm
+from polytier.method.node import Children, LocalProblem
+from polytier.method.parameters import Step, parameter
+from polytier.stack.rows import Rows
+from polytier.stack.solvers import proximal_sgd
+from polytier.tree.collaboration import Collaboration
+from polytier.tree.pair_weights import with_weights
 
 HELD = 1 << 24  # weights that are under way at once
 
@@ -72,7 +73,7 @@ class Attentive(Algorithm):
         devices.remember("model", devices.call("solve", torch.cat(clouds), to=present, each=True))
         return state
 
-    def device(self, u: Tensor, local: Local) -> Tensor:
+    def device(self, u: Tensor, local: LocalProblem) -> Tensor:
         w = proximal_sgd(local, u, u, local.value(self.device_lr), self.device_pull, self.device_steps)
         local.keep(model=w)
         return w

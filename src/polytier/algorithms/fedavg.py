@@ -13,10 +13,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from polytier.algorithm import Algorithm, Children, Local
-from polytier.fields import Step, parameter
-from polytier.rows import Rows
-from polytier.solvers import sgd
+from polytier.method.algorithm import Algorithm
+from polytier.method.node import Children, LocalProblem
+from polytier.method.parameters import Step, parameter
+from polytier.stack.rows import Rows
+from polytier.stack.solvers import sgd
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class FedAvg(Algorithm):
     def server(self, x: Tensor, devices: Children) -> Tensor:
         return devices.solve(x).mean(self.weights)
 
-    def device(self, x: Tensor, local: Local) -> Tensor:
+    def device(self, x: Tensor, local: LocalProblem) -> Tensor:
         return sgd(local, x, local.value(self.device_lr), self.device_steps)
 
-    def personal(self, x: Rows | None, local: Local) -> Tensor | None:
+    def personal(self, x: Rows | None, local: LocalProblem) -> Tensor | None:
         return None  # one model for all

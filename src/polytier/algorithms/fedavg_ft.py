@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from polytier.algorithm import Local
 from polytier.algorithms.fedavg import FedAvg
-from polytier.fields import parameter
-from polytier.rows import Rows
-from polytier.solvers import sgd
+from polytier.method.node import LocalProblem
+from polytier.method.parameters import parameter
+from polytier.stack.rows import Rows
+from polytier.stack.solvers import sgd
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,6 @@ class FedAvgFT(FedAvg):
     def publish(self, state: Rows) -> Rows:
         return state
 
-    def personal(self, x: Rows | None, local: Local) -> Tensor:
+    def personal(self, x: Rows | None, local: LocalProblem) -> Tensor:
         assert isinstance(x, Tensor)
         return sgd(local, x, self.tune_lr, self.tune_steps)

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from polytier.algorithm import Local
 from polytier.algorithms.fedavg import FedAvg
-from polytier.fields import parameter
-from polytier.solvers import proximal_sgd
+from polytier.method.node import LocalProblem
+from polytier.method.parameters import parameter
+from polytier.stack.solvers import proximal_sgd
 
 
 @dataclass(frozen=True)
 class FedProx(FedAvg):
     device_pull: float = parameter(0.001, "mu", "pull of a device's model to the global one", least=0)
 
-    def device(self, x: Tensor, local: Local) -> Tensor:
+    def device(self, x: Tensor, local: LocalProblem) -> Tensor:
         return proximal_sgd(local, x, x, local.value(self.device_lr), self.device_pull, self.device_steps)

@@ -21,9 +21,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from polytier.algorithm import Algorithm, Children, Local
-from polytier.fields import Step, parameter
-from polytier.rows import Rows
+from polytier.method.algorithm import Algorithm
+from polytier.method.node import Children, LocalProblem
+from polytier.method.parameters import Step, parameter
+from polytier.stack.rows import Rows
 
 HEAD = "head.*"
 
@@ -40,7 +41,7 @@ class FedRep(Algorithm):
     def check(self, server: Children) -> list[str]:
         head = server.columns(HEAD)
         if not head.any():
-            names = ", ".join(server.world.objective.names)
+            names = ", ".join(server.context.objective.names)
             raise ValueError(
                 f"FedRep needs parameters named {HEAD}, got {names}; call the model's last layer `head`, or use FedAvg"
             )
@@ -51,7 +52,7 @@ class FedRep(Algorithm):
         body = ~devices.columns(HEAD)
         return x.masked_scatter(body, devices.solve(x[:, body]).mean(self.weights))
 
-    def device(self, phi: Tensor, local: Local) -> Tensor:
+    def device(self, phi: Tensor, local: LocalProblem) -> Tensor:
         alpha, head = local.value(self.device_lr), local.columns(HEAD)
         theta = self.joined(local.initial.masked_scatter(~head, phi), local)
         for fixed, steps in ((~head, self.head_steps), (head, self.body_steps)):
@@ -66,11 +67,11 @@ class FedRep(Algorithm):
     def publish(self, state: Rows) -> Rows:
         return state
 
-    def personal(self, x: Rows | None, local: Local) -> Tensor:
+    def personal(self, x: Rows | None, local: LocalProblem) -> Tensor:
         assert isinstance(x, Tensor)
         return self.joined(x, local)
 
-    def joined(self, x: Tensor, local: Local) -> Tensor:
+    def joined(self, x: Tensor, local: LocalProblem) -> Tensor:
         """x [n, d] with each device's own head."""
         head = local.columns(HEAD)
         return x.masked_scatter(head, local.memory("head", x[:, head]))

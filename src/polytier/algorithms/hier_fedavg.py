@@ -16,9 +16,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from polytier.algorithm import Children
 from polytier.algorithms.fedavg import FedAvg
-from polytier.fields import Step, parameter
+from polytier.method.node import Children
+from polytier.method.parameters import Step, parameter
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polytier.algorithm import Children, Local
 from polytier.algorithms.fedavg import FedAvg
-from polytier.collaboration import Collaboration
-from polytier.fields import parameter
-from polytier.rows import Rows
-from polytier.solvers import sgd
+from polytier.method.node import Children, LocalProblem
+from polytier.method.parameters import parameter
+from polytier.stack.rows import Rows
+from polytier.stack.solvers import sgd
+from polytier.tree.collaboration import Collaboration
 
 TOLD = 1000  # devices; half a million pairs with two clusters
 
@@ -45,7 +45,7 @@ class IFCA(FedAvg):
         n, k = len(server.kids[0]), self.num_clusters
         if k > n:
             raise ValueError(f"num_clusters = {k} is more than the {n} devices; use at most {n}")
-        if server.world.absent == "stale":
+        if server.context.absent == "stale":
             raise ValueError('IFCA averages models of this round\'s choices alone; use absent = "skip"')
         told = f"{n} devices are more than {TOLD}: IFCA does not tell who listens to whom"
         return [told] if n > TOLD else []
@@ -69,7 +69,7 @@ class IFCA(FedAvg):
             choice = choice.index_copy(0, answers.ids, taken)
         return {"centres": centres, "choice": choice}
 
-    def device(self, sent: dict[str, Tensor], local: Local) -> dict[str, Tensor]:
+    def device(self, sent: dict[str, Tensor], local: LocalProblem) -> dict[str, Tensor]:
         x, choice = best(sent["centres"], local)
         return {"model": sgd(local, x, local.value(self.device_lr), self.device_steps), "choice": choice}
 
@@ -79,7 +79,7 @@ class IFCA(FedAvg):
     def publish(self, state: dict[str, Tensor]) -> Tensor:
         return state["centres"]
 
-    def personal(self, x: Tensor, local: Local) -> Tensor:
+    def personal(self, x: Tensor, local: LocalProblem) -> Tensor:
         return best(x, local)[0]
 
     def collaboration(self, state: dict[str, Tensor]) -> Collaboration | None:  # type: ignore[override]
@@ -92,7 +92,7 @@ class IFCA(FedAvg):
         return Collaboration(np.arange(n), np.zeros(n), pairs, np.ones(len(pairs)))
 
 
-def best(centres: Tensor, local: Local) -> tuple[Tensor, Tensor]:
+def best(centres: Tensor, local: LocalProblem) -> tuple[Tensor, Tensor]:
     """[n, d], [n] the centre of least training loss, and its number; centres [n, k, d]."""
     data = local.full()
     choice = torch.stack([local.loss(x, data) for x in centres.unbind(1)], 1).argmin(1)

@@ -11,15 +11,15 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from polytier.algorithm import Algorithm, Children
-from polytier.algorithm import Local as Device
-from polytier.fields import Step, parameter
-from polytier.rows import Rows
-from polytier.solvers import sgd
+from polytier.method.algorithm import Algorithm
+from polytier.method.node import Children, LocalProblem
+from polytier.method.parameters import Step, parameter
+from polytier.stack.rows import Rows
+from polytier.stack.solvers import sgd
 
 
 @dataclass(frozen=True)
-class Local(Algorithm):
+class LocalTraining(Algorithm):
     tiers: ClassVar[int | None] = 2
     device_lr: Step = parameter(0.01, "alpha", "step size of a device", above=0, per="node")
     device_steps: int = parameter(20, "L", "mini-batch steps of a device a round", least=1)
@@ -28,7 +28,7 @@ class Local(Algorithm):
         devices.solve({})  # an empty message: go on
         return state
 
-    def device(self, x: Rows, local: Device) -> Rows:
+    def device(self, x: Rows, local: LocalProblem) -> Rows:
         theta = local.memory("model", local.initial)
         local.keep(model=sgd(local, theta, local.value(self.device_lr), self.device_steps))
         return {}

@@ -25,10 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polytier.algorithm import Algorithm, Children
 from polytier.algorithms.fedavg import FedAvg
-from polytier.fields import parameter
-from polytier.rows import Rows, as_dict, pack, unpack
+from polytier.method.algorithm import Algorithm
+from polytier.method.node import Children
+from polytier.method.parameters import parameter
+from polytier.stack.rows import Rows, as_dict, pack, unpack
 
 
 @dataclass(frozen=True)

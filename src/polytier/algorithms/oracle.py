@@ -18,20 +18,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polytier.algorithm import Children, Local
 from polytier.algorithms.fedavg import FedAvg
-from polytier.rows import Rows
+from polytier.method.node import Children, LocalProblem
+from polytier.stack.rows import Rows
 
 
 @dataclass(frozen=True)
 class Oracle(FedAvg):
     def check(self, server: Children) -> list[str]:
-        if server.world.true_groups(server.tier + 1) is None:
+        if server.context.true_groups(server.tier + 1) is None:
             raise ValueError(
                 "Oracle needs the true groups of the devices and these data have none; use the partition "
                 "clusters-permuted or clusters-disjoint, or give your .npz a column cluster"
             )
-        if server.world.absent == "stale":
+        if server.context.absent == "stale":
             raise ValueError('Oracle averages the answers of this round alone; use absent = "skip"')
         return []
 
@@ -39,7 +39,7 @@ class Oracle(FedAvg):
         return {"centres": x.unsqueeze(1)}  # as many as there are groups after the first round
 
     def server(self, state: dict[str, Tensor], devices: Children) -> dict[str, Tensor]:
-        true: Any = devices.world.true_groups(devices.tier + 1)
+        true: Any = devices.context.true_groups(devices.tier + 1)
         (label, group), present = np.unique(true, return_inverse=True), devices.draw()[0]
         if not len(present):
             return state
@@ -48,7 +48,7 @@ class Oracle(FedAvg):
         models = answers.grouped(of, len(label), {"model": x})["model"]
         return {"centres": models.mean(self.weights).unsqueeze(0)}
 
-    def device(self, sent: dict[str, Tensor], local: Local) -> dict[str, Tensor]:
+    def device(self, sent: dict[str, Tensor], local: LocalProblem) -> dict[str, Tensor]:
         local.keep(group=sent["group"])
         return {"model": super().device(sent["model"], local)}
 
@@ -58,6 +58,6 @@ class Oracle(FedAvg):
     def publish(self, state: dict[str, Tensor]) -> Tensor:
         return state["centres"]
 
-    def personal(self, x: Tensor, local: Local) -> Tensor:
+    def personal(self, x: Tensor, local: LocalProblem) -> Tensor:
         group = local.memory("group", torch.full((len(x),), -1))[:, None, None]
         return torch.where(group[:, 0] < 0, local.initial, x.take_along_dim(group.clamp(min=0), 1).squeeze(1))

@@ -23,11 +23,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from polytier.algorithm import Local
 from polytier.algorithms.fedavg import FedAvg
-from polytier.fields import Step, parameter
-from polytier.rows import Rows
-from polytier.solvers import sgd
+from polytier.method.node import LocalProblem
+from polytier.method.parameters import Step, parameter
+from polytier.stack.rows import Rows
+from polytier.stack.solvers import sgd
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class PerFedAvg(FedAvg):
     hessian_step: float = parameter(0.001, "delta", "step of the difference of gradients (hessian-free)", above=0)
     adapt_steps: int = parameter(1, "", "steps from the global model to a personal one", least=1)
 
-    def device(self, x: Tensor, local: Local) -> Tensor:
+    def device(self, x: Tensor, local: LocalProblem) -> Tensor:
         beta, alpha, delta = local.value(self.device_lr), local.value(self.inner_lr), self.hessian_step
         w = x
         for _ in range(self.device_steps):
@@ -54,6 +54,6 @@ class PerFedAvg(FedAvg):
     def publish(self, state: Rows) -> Rows:
         return state
 
-    def personal(self, x: Rows | None, local: Local) -> Tensor:
+    def personal(self, x: Rows | None, local: LocalProblem) -> Tensor:
         assert isinstance(x, Tensor)
         return sgd(local, x, local.value(self.inner_lr), self.adapt_steps)

@@ -23,9 +23,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from polytier.algorithm import Algorithm, Children, Local
-from polytier.fields import Step, parameter
-from polytier.solvers import proximal_sgd
+from polytier.method.algorithm import Algorithm
+from polytier.method.node import Children, LocalProblem
+from polytier.method.parameters import Step, parameter
+from polytier.stack.solvers import proximal_sgd
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class PerMFL(Algorithm):
         devices.keep(model=w)
         return w
 
-    def device(self, w: Tensor, local: Local) -> Tensor:
+    def device(self, w: Tensor, local: LocalProblem) -> Tensor:
         alpha, lam = local.value(self.device_lr), self.device_pull
         theta = proximal_sgd(local, w, w, alpha, lam, self.device_steps)  # Eq. 4
         local.keep(model=theta)

@@ -30,8 +30,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polytier.algorithm import Algorithm, Children, Local
-from polytier.fields import Step, parameter
+from polytier.method.algorithm import Algorithm
+from polytier.method.node import Children, LocalProblem
+from polytier.method.parameters import Step, parameter
 
 Gaussian = dict[str, Tensor]  # model, rho
 
@@ -48,8 +49,8 @@ class PFedBayes(Algorithm):
     prior_deviation: float = parameter(0.1, "", "deviation of the weights at the start", above=0)
 
     def check(self, server: Children) -> list[str]:
-        world = server.world
-        devices = Local(world, world.topology.leaf, torch.arange(server.num_devices), server.clock)
+        context = server.context
+        devices = LocalProblem(context, context.topology.leaf, torch.arange(server.num_devices), server.clock)
         curvature = self.zeta / (devices.samples.unsqueeze(1) * self.prior_deviation**2)  # of KL in the means
         steps = {"device_lr": self.device_lr, "global_lr": self.global_lr}
         products = {name: float((devices.value(field) * curvature).max()) for name, field in steps.items()}
@@ -68,7 +69,7 @@ class PFedBayes(Algorithm):
         mean = devices.solve(w).mean()
         return {k: v - self.server_lr * (v - mean[k]) for k, v in w.items()}  # (1 - beta) w + beta mean w_i
 
-    def device(self, w: Gaussian, local: Local) -> Gaussian:  # type: ignore[override]
+    def device(self, w: Gaussian, local: LocalProblem) -> Gaussian:  # type: ignore[override]
         pull = self.zeta / local.samples.unsqueeze(1).to(local.device, w["model"].dtype)
         q = {k: local.memory(k, v) for k, v in w.items()}
         for step in range(self.device_steps):
@@ -79,7 +80,7 @@ class PFedBayes(Algorithm):
         local.keep(**q)
         return w
 
-    def expected_grad(self, q: Gaussian, step: int, local: Local) -> Gaussian:
+    def expected_grad(self, q: Gaussian, step: int, local: LocalProblem) -> Gaussian:
         """Of E f(mean + deviation * noise), estimated on one mini-batch by `num_samples` draws of the noise."""
         batch, deviation = local.batch(), softplus(q["rho"])
         total = {k: torch.zeros_like(v) for k, v in q.items()}
@@ -90,7 +91,7 @@ class PFedBayes(Algorithm):
         return {k: v / self.num_samples for k, v in total.items()}
 
 
-def normal(local: Local, purpose: str, like: Tensor) -> Tensor:
+def normal(local: LocalProblem, purpose: str, like: Tensor) -> Tensor:
     """[n, d] normal draws of each device, by Box and Muller."""
     u = local.uniform(purpose, 2 * like.shape[1])
     radius, angle = (-2 * torch.log1p(-u[:, ::2])).sqrt(), 2 * math.pi * u[:, 1::2]

@@ -29,10 +29,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polytier.algorithm import Children, Local
 from polytier.algorithms.fedavg import FedAvg
-from polytier.fields import parameter
-from polytier.rows import Rows
+from polytier.method.node import Children, LocalProblem
+from polytier.method.parameters import parameter
+from polytier.stack.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class PFedGP(FedAvg):
     inducing: int = parameter(100, "", "training samples that a device predicts from, at most", least=1)
 
     def check(self, server: Children) -> list[str]:
-        federation = server.world.batches.federation
+        federation = server.context.batches.federation
         if federation.num_classes is None or federation.y.ndim > 1:
             raise ValueError("pFedGP classifies samples, and these have other targets; give one class a sample")
         return []
@@ -49,8 +49,8 @@ class PFedGP(FedAvg):
     def init(self, x: Tensor) -> Rows:
         return {"model": x}
 
-    def device(self, x: Any, local: Local) -> Rows:
-        theta, lr, l2 = x["model"], local.value(self.device_lr), local.world.objective.l2
+    def device(self, x: Any, local: LocalProblem) -> Rows:
+        theta, lr, l2 = x["model"], local.value(self.device_lr), local.context.objective.l2
         noise = theta.new_full((len(theta),), self.noise)
         for _ in range(self.device_steps):
             g = local.grad(theta, local.batch(), evidence, (noise,))
@@ -63,12 +63,12 @@ class PFedGP(FedAvg):
     def publish(self, state: Rows) -> Rows:
         return state
 
-    def personal(self, x: Any, local: Local) -> Tensor:
+    def personal(self, x: Any, local: LocalProblem) -> Tensor:
         return x["model"]
 
-    def predict(self, model: Tensor, local: Local, inputs: Tensor) -> Tensor:
+    def predict(self, model: Tensor, local: LocalProblem, inputs: Tensor) -> Tensor:
         """[n, B, C] from training data alone; log-probabilities up to a constant."""
-        batches, samples = local.world.batches, local.samples.unsqueeze(1)
+        batches, samples = local.context.batches, local.samples.unsqueeze(1)
         count, slot = samples.clamp(max=self.inducing), torch.arange(-(-self.inducing // 16) * 16)  # see `aligned`
         place = batches.federation.bounds[local.rows, :1] + torch.minimum(slot, count - 1) * samples // count
         held = batches.gather(slice(None), place, (slot < count).to(model.dtype), None)

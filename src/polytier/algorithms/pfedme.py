@@ -22,9 +22,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from polytier.algorithm import Algorithm, Children, Local
-from polytier.fields import Step, parameter
-from polytier.solvers import proximal_sgd
+from polytier.method.algorithm import Algorithm
+from polytier.method.node import Children, LocalProblem
+from polytier.method.parameters import Step, parameter
+from polytier.stack.solvers import proximal_sgd
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class PFedMe(Algorithm):
         beta, sent_up = self.server_lr, devices.solve(w)
         return w - beta * (w - sent_up.mean(self.weights))  # (1 - beta) w + beta mean w_i
 
-    def device(self, w: Tensor, local: Local) -> Tensor:
+    def device(self, w: Tensor, local: LocalProblem) -> Tensor:
         eta, lam = local.value(self.local_lr), self.device_pull
         theta = w
         for _ in range(self.local_rounds):

@@ -10,7 +10,7 @@ Loops printed 0 .. L are L steps. Symbols and fields are PerMFL's.
 from dataclasses import dataclass
 
 from polytier.algorithms.permfl import PerMFL
-from polytier.fields import Step, parameter
+from polytier.method.parameters import Step, parameter
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polytier.algorithm import Algorithm, Children, Local
-from polytier.fields import Step, parameter
-from polytier.rows import Rows
+from polytier.method.algorithm import Algorithm
+from polytier.method.node import Children, LocalProblem
+from polytier.method.parameters import Step, parameter
+from polytier.stack.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class SCAFFOLD(Algorithm):
     option: str = parameter("II", "", "how a device renews its control", choices=("I", "II"))
 
     def check(self, server: Children) -> list[str]:
-        if server.world.absent == "stale":
+        if server.context.absent == "stale":
             raise ValueError('SCAFFOLD would count the same change of a control again; use absent = "skip"')
         return []
 
@@ -53,7 +54,7 @@ class SCAFFOLD(Algorithm):
         c = c + share * mean["control"]  # line 17
         return {"model": x, "control": c}
 
-    def device(self, sent: dict[str, Tensor], local: Local) -> dict[str, Tensor]:
+    def device(self, sent: dict[str, Tensor], local: LocalProblem) -> dict[str, Tensor]:
         x, c, lr = sent["model"], sent["control"], local.value(self.device_lr)
         own = local.memory("control", torch.zeros_like(c))
         y = x
@@ -66,5 +67,5 @@ class SCAFFOLD(Algorithm):
         local.keep(control=new)
         return {"model": y, "control": new - own}
 
-    def personal(self, x: Rows | None, local: Local) -> None:
+    def personal(self, x: Rows | None, local: LocalProblem) -> None:
         return None  # one model for all

@@ -39,9 +39,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polytier.algorithm import Algorithm, Children, Local
-from polytier.fields import Step, parameter
-from polytier.solvers import descend
+from polytier.method.algorithm import Algorithm
+from polytier.method.node import Children, LocalProblem
+from polytier.method.parameters import Step, parameter
+from polytier.stack.solvers import descend
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class SFedHP(Algorithm):
         devices.keep(model=w)
         return w
 
-    def device(self, phi: Tensor, local: Local) -> Tensor:
+    def device(self, phi: Tensor, local: LocalProblem) -> Tensor:
         lam1, gamma1, held = self.device_pull, self.device_sparsity, local.batch()
         if gamma1:
             nonzeros = (self.cut(local.memory("model", local.initial)) != 0).to(phi.dtype).mean(1, keepdim=True)

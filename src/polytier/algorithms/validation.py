@@ -28,12 +28,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polytier.algorithm import Algorithm, Children, Local
-from polytier.collaboration import Collaboration
-from polytier.fields import Step, parameter
-from polytier.pairs import with_weights
-from polytier.rows import Rows
-from polytier.solvers import sgd
+from polytier.method.algorithm import Algorithm
+from polytier.method.node import Children, LocalProblem
+from polytier.method.parameters import Step, parameter
+from polytier.stack.rows import Rows
+from polytier.stack.solvers import sgd
+from polytier.tree.collaboration import Collaboration
+from polytier.tree.pair_weights import with_weights
 
 HELD = 1 << 24  # numbers of candidates that are under way at once
 
@@ -47,7 +48,7 @@ class ValidationWeights(Algorithm):
     candidates: int = parameter(0, "k", "models a device gets in a round; 0: all", least=0)
 
     def check(self, server: Children) -> list[str]:
-        start, end = server.world.batches.federation.span("validation")
+        start, end = server.context.batches.federation.span("validation")
         without = int((end <= start).sum())
         if without:
             raise ValueError(
@@ -78,13 +79,13 @@ class ValidationWeights(Algorithm):
         place = circle.argsort()
         return circle[(place.unsqueeze(1) + torch.arange(1, k + 1)) % m]
 
-    def device(self, sent: Rows, local: Local) -> dict[str, Tensor]:
+    def device(self, sent: Rows, local: LocalProblem) -> dict[str, Tensor]:
         theta = local.memory("model", local.initial)
         theta = sgd(local, theta, local.value(self.device_lr), self.device_steps)
         local.keep(model=theta)
         return {"model": theta}
 
-    def mix(self, candidates: Tensor, local: Local) -> Tensor:
+    def mix(self, candidates: Tensor, local: LocalProblem) -> Tensor:
         models = [local.memory("model", local.initial), *candidates.unbind(1)]
         held = local.full("validation")
         losses = torch.stack([local.loss(theta, held) for theta in models], 1)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polytier import random
+from polytier._text import schedule
 from polytier.data.federation import Federation
-from polytier.fields import schedule
+from polytier.tree import random
 
 UNBOUNDED = 1 << 62
 GROW = "grow:"  # a batch size that grows with the rounds

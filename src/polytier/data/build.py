@@ -2,102 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
-import math
-import re
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from polytier._text import bind
 from polytier.data.federation import Federation, one_a_device, split_by_shares, split_numbers
-from polytier.data.mapped import is_stored
-from polytier.data.own import load_npz
+from polytier.data.npz import load_npz
+from polytier.data.pack import is_stored
 from polytier.data.partition import PARTITIONS, Assignment, column
 from polytier.data.sources import MADE, SOURCES, Source
 from polytier.data.teams import FORMATIONS, learned
 
 FORM, SHARE = 0xB1, 0xB2  # what a stage's random numbers are for
-
-
-def spec(text: str) -> tuple[str, list[str], dict[str, str]]:
-    """Parse `name[:arg,arg,key=value]`."""
-    name, _, rest = text.partition(":")
-    args: list[str] = []
-    kwargs: dict[str, str] = {}
-    for item in filter(None, (part.strip() for part in rest.split(","))):
-        key, equals, value = (part.strip() for part in item.partition("="))
-        if equals and key not in kwargs:
-            kwargs[key] = value
-        elif equals or kwargs:
-            raise ValueError(f"{text!r}: {item!r} comes twice or after a key=value; write name:arg,key=value")
-        else:
-            args.append(item)
-    return name.strip(), args, kwargs
-
-
-def truth(text: str) -> bool:
-    return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
-
-
-def finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(text)
-    return value
-
-
-def integers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.split("[x+]", text))
-
-
-CONVERT: dict[str, tuple[Callable[[str], Any], str]] = {
-    "int": (int, "a whole number"),
-    "float": (finite, "a number"),
-    "bool": (truth, "true or false"),
-    "str": (str, "a word"),
-    "tuple[int, ...]": (integers, "whole numbers such as 500x200"),
-}
-
-
-def own_arguments(function: Callable) -> dict[str, str]:
-    """Names and types of the keyword-only parameters: what a user may set in `name:...`."""
-    found = {}
-    for key, parameter in inspect.signature(function).parameters.items():
-        hint = parameter.annotation
-        if parameter.kind == parameter.KEYWORD_ONLY:
-            found[key] = hint if isinstance(hint, str) else inspect.formatannotation(hint)
-    return found
-
-
-def convert(name: str, key: str, text: str, hint: str) -> Any:
-    function, words = CONVERT.get(hint, (str, "a word"))
-    try:
-        return function(text)
-    except (ValueError, KeyError) as error:
-        raise ValueError(f"{key} of {name} must be {words}; got {text!r}") from error
-
-
-def bind(text: str, table: Mapping[str, Callable], kind: str) -> tuple[str, Callable, dict[str, Any]]:
-    """The function that `name[:arg,key=value]` names in a table, and its own arguments in their types."""
-    name, args, given = spec(text)
-    if name not in table:
-        near = difflib.get_close_matches(name, table, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"no {kind} {name!r}; {hint}there are {', '.join(table)}")
-    own = own_arguments(table[name])
-    allowed = f"it takes {', '.join(own)}" if own else "it takes no arguments"
-    if len(args) > len(own):
-        raise ValueError(f"{kind} {name} got {len(args)} arguments ({', '.join(args)}); {allowed}")
-    placed = dict(zip(own, args, strict=False))
-    for key in given:
-        if key not in own or key in placed:
-            twice = " twice" if key in placed else ""
-            raise ValueError(f"{kind} {name} got {key!r}{twice}; {allowed}")
-    values = {key: convert(name, key, value, own[key]) for key, value in {**placed, **given}.items()}
-    return name, table[name], values
 
 
 def build_federation(

@@ -89,14 +89,14 @@ class Federation:
 
     def save(self, folder: Path | str) -> None:
         """Write it to a new folder, from which `open` maps it: for populations that memory would not hold."""
-        from polytier.data import mapped
+        from polytier.data import pack as mapped
 
         mapped.save(self, folder)
 
     @classmethod
     def open(cls, folder: Path | str) -> Federation:
         """One that was saved; its samples are read when they are used."""
-        from polytier.data import mapped
+        from polytier.data import pack as mapped
 
         return mapped.load(folder)
 

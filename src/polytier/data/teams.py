@@ -95,7 +95,7 @@ def learned(
     the largest; by=shared (the default): and which have most of those they listen to in common; the number of teams
     follows. by=spectral: spectral clustering into the number of teams asked for. Devices are known by their names.
     """
-    from polytier.collaboration import FILE, load
+    from polytier.tree.collaboration import FILE, load
 
     if not source:
         raise ValueError("learned teams need a run that has found groups: learned:RUN_FOLDER")

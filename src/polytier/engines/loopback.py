@@ -9,25 +9,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polytier.algorithm import execute
-from polytier.codec import Codec
-from polytier.rows import cat_rows, fold, map_rows
-from polytier.world import Call, World
+from polytier.messages.codec import Codec
+from polytier.method.call import Call
+from polytier.method.context import Context
+from polytier.method.execute import execute
+from polytier.stack.rows import cat_rows, fold, map_rows
 
 
 class Loopback:
-    def __init__(self, world: World, codec: Codec) -> None:
-        self.world, self.codec = world, codec
+    def __init__(self, context: Context, codec: Codec) -> None:
+        self.context, self.codec = context, codec
 
     def deliver(self, call: Call) -> Iterator[Any]:
         answers = []
         for i in range(len(call.ids)):
             alone = call.part(i, i + 1)
             if call.quiet:
-                answers.append(execute(self.world, alone, 0, 1))
+                answers.append(execute(self.context, alone, 0, 1))
             else:
                 alone = replace(alone, rows=map_rows(self.send, alone.rows))
-                answers.append(map_rows(self.send, execute(self.world, alone, 0, 1)))
+                answers.append(map_rows(self.send, execute(self.context, alone, 0, 1)))
         if answers:
             rows = cat_rows(answers)
             yield rows if call.blocks is None or call.shares is None else fold(rows, call.shares, call.blocks)

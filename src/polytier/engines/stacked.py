@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polytier.algorithm import execute
-from polytier.codec import Codec
 from polytier.engines.workers import Workers
-from polytier.rows import Folded, Rows, as_dict, cat_rows, fold, map_rows, starts_of
-from polytier.world import Call, World
+from polytier.messages.codec import Codec
+from polytier.method.call import Call
+from polytier.method.context import Context
+from polytier.method.execute import execute
+from polytier.stack.rows import Folded, Rows, as_dict, cat_rows, fold, map_rows, starts_of
 
 RUN = 64  # devices that are summed before their blocks are handed on
 TILE_BYTES = 16 << 20  # what a tile may touch in a step, so that it stays in cache
@@ -30,10 +31,16 @@ class Stacked:
     """Runs every node of a tree in this process, or its devices in `workers` processes."""
 
     def __init__(
-        self, world: World, codec: Codec, *, tile: int | None = None, inner_tile: int | None = None, workers: int = 1
+        self,
+        context: Context,
+        codec: Codec,
+        *,
+        tile: int | None = None,
+        inner_tile: int | None = None,
+        workers: int = 1,
     ) -> None:
-        self.world, self.codec = world, codec
-        self.tiles = {part.name: tile or default_tile(part) for part in world.parts}
+        self.context, self.codec = context, codec
+        self.tiles = {part.name: tile or default_tile(part) for part in context.parts}
         self.inner_tile = inner_tile
         self.workers = 1
         self._processes: Workers | None = None
@@ -42,7 +49,7 @@ class Stacked:
     def use_workers(self, workers: int) -> None:
         """From now on compute devices in this many processes; data and memory move into files they share."""
         if workers > 1 and self._processes is None:
-            self._processes = Workers(self.world, workers, partial(work, tiles=self.tiles, codec=self.codec))
+            self._processes = Workers(self.context, workers, partial(work, tiles=self.tiles, codec=self.codec))
         self.workers = workers
 
     def close(self) -> None:
@@ -51,7 +58,7 @@ class Stacked:
             self._processes = None
 
     def deliver(self, call: Call) -> Iterator[Any]:
-        ledger = self.world.scope(call.scope).ledger
+        ledger = self.context.scope(call.scope).ledger
         if not call.quiet and len(call.ids):
             call = replace(call, rows=map_rows(self.codec.through, call.rows))
             nbytes = message_bytes(self.codec, call.rows, int(call.sender.max()) + 1)
@@ -65,8 +72,8 @@ class Stacked:
         n, tile = len(call.ids), self.tiles[call.scope]
         if n == 0:
             return
-        if call.tier < self.world.scope(call.scope).topology.leaf:
-            answer = compute(self.world, call, self.inner_tile or n, self.codec)
+        if call.tier < self.context.scope(call.scope).topology.leaf:
+            answer = compute(self.context, call, self.inner_tile or n, self.codec)
             yield 0, n, 0, *answer
             return
         runs = cut(call, min(-(-n // self.workers), max(tile, RUN)))
@@ -74,19 +81,19 @@ class Stacked:
         each = call.blocks is None and not call.quiet and any(len(r) == n for r in as_dict(call.rows).values())
         if self.workers == 1 or len(runs) == 1 or each:
             for start, end, first in runs:
-                yield start, end, first, *compute(self.world, call.part(start, end), tile, self.codec)
+                yield start, end, first, *compute(self.context, call.part(start, end), tile, self.codec)
             return
         assert self._processes is not None
         answers = self._processes.run(call.part(start, end) for start, end, _ in runs)
         for (start, end, first), (answer, nbytes, steps) in zip(runs, answers, strict=True):
-            self.world.scope(call.scope).device_steps += steps
+            self.context.scope(call.scope).device_steps += steps
             yield start, end, first, answer, nbytes
 
 
-def work(world: World, call: Call, tiles: dict[str, int], codec: Codec) -> tuple[Folded | Rows, Tensor, int]:
+def work(context: Context, call: Call, tiles: dict[str, int], codec: Codec) -> tuple[Folded | Rows, Tensor, int]:
     """In a worker: what `compute` gives, and the gradients it took."""
-    before = world.all_steps
-    return *compute(world, call, tiles[call.scope], codec), world.all_steps - before
+    before = context.all_steps
+    return *compute(context, call, tiles[call.scope], codec), context.all_steps - before
 
 
 def message_bytes(codec: Codec, rows: Rows, n: int) -> Tensor:
@@ -106,7 +113,7 @@ def cut(call: Call, size: int) -> list[tuple[int, int, int]]:
     return list(zip(places[nearest[:-1]].tolist(), places[nearest[1:]].tolist(), firsts, strict=False))
 
 
-def compute(world: World, call: Call, tile: int, codec: Codec) -> tuple[Folded | Rows, Tensor]:
+def compute(context: Context, call: Call, tile: int, codec: Codec) -> tuple[Folded | Rows, Tensor]:
     """The answers (or the sums of their blocks) of all receivers, and the bytes each one sent."""
     n = len(call.ids)
     pieces, nbytes, total = [], [], None
@@ -114,7 +121,7 @@ def compute(world: World, call: Call, tile: int, codec: Codec) -> tuple[Folded |
     size = min(tile, -(-even // 4) * 4)
     for start in range(0, n, size):
         end = min(start + size, n)
-        answer = execute(world, call, start, end)
+        answer = execute(context, call, start, end)
         if not call.quiet:
             answer = map_rows(codec.through, answer)
             nbytes.append(message_bytes(codec, answer, end - start))
@@ -127,12 +134,12 @@ def compute(world: World, call: Call, tile: int, codec: Codec) -> tuple[Folded |
     return (total if total is not None else cat_rows(pieces)), sent
 
 
-def default_tile(world: World) -> int:
+def default_tile(context: Context) -> int:
     """Devices a tile: as many as keep their rows and batches in cache."""
-    federation, width = world.batches.federation, world.objective.dtype.itemsize
+    federation, width = context.batches.federation, context.objective.dtype.itemsize
     samples = int(federation.samples.max())
-    if isinstance(world.batch_size, int):
-        samples = min(world.batch_size, samples)
+    if isinstance(context.batch_size, int):
+        samples = min(context.batch_size, samples)
     inputs = federation.x[0].numel() * samples
-    touched = width * (world.objective.dimension + 3 * inputs)  # a row in place; a batch gathered, and read twice
+    touched = width * (context.objective.dimension + 3 * inputs)  # a row in place; a batch gathered, and read twice
     return max(1, min(16, round(TILE_BYTES / touched / 4))) * 4

@@ -26,13 +26,14 @@ import torch
 from torch import Tensor
 
 from polytier.data.batches import Batches
-from polytier.data.mapped import as_file, from_file
-from polytier.machine import settle, tidy
-from polytier.memory import Memory
-from polytier.processes import start
-from polytier.world import NodesLost, World
+from polytier.data.pack import as_file, from_file
+from polytier.engines.machine import settle, tidy
+from polytier.engines.processes import start
+from polytier.method.call import NodesLost
+from polytier.method.context import Context
+from polytier.method.memory import Memory
 
-Compute = Callable[[World, Any], Any]  # of a worker: what a call gives
+Compute = Callable[[Context, Any], Any]  # of a worker: what a call gives
 
 
 class WorkerLost(NodesLost):
@@ -50,13 +51,13 @@ class WorkerTraceback(Exception):
 
 
 class Workers:
-    """Processes that compute calls in a copy of `world`, whose data and memory they share."""
+    """Processes that compute calls in a copy of `context`, whose data and memory they share."""
 
-    def __init__(self, world: World, number: int, compute: Compute) -> None:
+    def __init__(self, context: Context, number: int, compute: Compute) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="polytier-"))
-        for k, part in enumerate(world.parts):
+        for k, part in enumerate(context.parts):
             share(part, subfolder(self.folder, k))
-        self.world, self.number, self.compute = world, number, compute
+        self.context, self.number, self.compute = context, number, compute
         self._channels: list[Channel] = []
 
     def run(self, calls: Iterable[Any]) -> Iterator[Any]:
@@ -93,8 +94,8 @@ class Workers:
 
     def _started(self) -> list[Channel]:
         if not self._channels:
-            specs = [spec(part, subfolder(self.folder, k)) for k, part in enumerate(self.world.parts)]
-            shared = (bare(self.world), specs, self.folder, self.compute)
+            specs = [spec(part, subfolder(self.folder, k)) for k, part in enumerate(self.context.parts)]
+            shared = (bare(self.context), specs, self.folder, self.compute)
             for k in range(self.number):
                 ours, theirs = multiprocessing.Pipe()
                 process = start(serve, theirs, k, *shared, daemon=True)
@@ -188,12 +189,14 @@ def received(channel: Channel) -> Any:
 # -- in a worker --------------------------------------------------------------------------------------
 
 
-def serve(pipe: Connection, number: int, world: World, shared: list[dict[str, Any]], folder: Path, compute: Compute):
+def serve(
+    pipe: Connection, number: int, context: Context, shared: list[dict[str, Any]], folder: Path, compute: Compute
+):
     """Until the pipe ends: receive a call, compute it, answer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Windows' processes hear Ctrl-C; the parent lets the round end
     threading.Thread(target=end_with_parent, args=(folder,), daemon=True).start()
     settle()
-    for part, its in zip(world.parts, shared, strict=True):
+    for part, its in zip(context.parts, shared, strict=True):
         x, y = (from_file(*its[name]) for name in ("x", "y"))
         part.batches = Batches(replace(its["federation"], x=x, y=y), **its["batches"])
         kind, rows = its["memory"]
@@ -205,7 +208,7 @@ def serve(pipe: Connection, number: int, world: World, shared: list[dict[str, An
         except WorkerLost:
             return  # the parent has closed its end
         try:
-            answer = compute(world, call), None, ""
+            answer = compute(context, call), None, ""
         except Exception as error:
             answer = None, as_message(error), traceback.format_exc()
         channel.send(answer)
@@ -232,10 +235,10 @@ def end_with_parent(folder: Path) -> None:
 # -- what a worker is given ---------------------------------------------------------------------------
 
 
-def bare(world: World) -> World:
+def bare(context: Context) -> Context:
     """Without what a worker opens anew or has no need of."""
-    scopes = {name: bare(part) for name, part in world.scopes.items()}
-    return replace(world, engine=None, batches=None, memory=None, ledger=None, module=None, scopes=scopes)  # type: ignore[arg-type]
+    scopes = {name: bare(part) for name, part in context.scopes.items()}
+    return replace(context, engine=None, batches=None, memory=None, ledger=None, module=None, scopes=scopes)  # type: ignore[arg-type]
 
 
 def subfolder(folder: Path, number: int) -> Path:
@@ -245,28 +248,28 @@ def subfolder(folder: Path, number: int) -> Path:
     return path
 
 
-def share(world: World, folder: Path) -> None:
+def share(context: Context, folder: Path) -> None:
     """Move data and memory into files that worker processes map."""
-    federation = world.batches.federation
+    federation = context.batches.federation
     x, y = (from_file(*as_file(getattr(federation, name), folder / name)) for name in ("x", "y"))
-    world.batches.federation = replace(federation, x=x, y=y)
-    if world.memory.folder is None:
-        memory = Memory(world.topology, folder)
-        memory.load(world.memory.state())
-        world.memory = memory
+    context.batches.federation = replace(federation, x=x, y=y)
+    if context.memory.folder is None:
+        memory = Memory(context.topology, folder)
+        memory.load(context.memory.state())
+        context.memory = memory
 
 
-def spec(world: World, folder: Path) -> dict[str, Any]:
+def spec(context: Context, folder: Path) -> dict[str, Any]:
     """What a worker needs to open the shared data."""
-    federation = world.batches.federation
+    federation = context.batches.federation
     return {
         "federation": replace(federation, x=torch.zeros(0), y=torch.zeros(0)),
         **{name: as_file(getattr(federation, name), folder / name) for name in ("x", "y")},
-        "memory": (type(world.memory), world.memory.folder),
-        "batches": drawing(world),
+        "memory": (type(context.memory), context.memory.folder),
+        "batches": drawing(context),
     }
 
 
-def drawing(world: World) -> dict[str, Any]:
+def drawing(context: Context) -> dict[str, Any]:
     """How its batches are drawn, whatever the data."""
-    return {name: getattr(world.batches, name) for name in ("seed", "dtype", "device", "keyed")}
+    return {name: getattr(context.batches, name) for name in ("seed", "dtype", "device", "keyed")}

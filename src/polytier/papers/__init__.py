@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from polytier.config import unknown
+from polytier._errors import unknown
 from polytier.papers.plan import Item
 
 PAPERS = {

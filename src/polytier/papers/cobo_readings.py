@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from polytier.collaboration import FILE, load
 from polytier.papers.plan import Points, Reading
 from polytier.papers.readings import accuracy, by_round
-from polytier.report.files import read_summary
+from polytier.runs.read import read_summary
+from polytier.tree.collaboration import FILE, load
 
 Finished = Sequence[Sequence[Path]]  # for each run the folders of its finished seeds
 Holds = Callable[[Finished], tuple[bool, str]]

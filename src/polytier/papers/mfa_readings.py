@@ -16,7 +16,7 @@ from typing import Any
 
 from polytier.papers.plan import Points, Reading
 from polytier.papers.readings import percent
-from polytier.report.files import read_history, read_summary
+from polytier.runs.read import read_history, read_summary
 
 Finished = Sequence[Sequence[Path]]  # for each run the folders of its finished seeds
 NO_DIFFERENCE = 0.05  # of log10(F - F*)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polytier.papers.plan import Points, Reading
-from polytier.report.files import read_history, read_summary
+from polytier.runs.read import read_history, read_summary
 
 
 def accuracy(model: str, of: str | None = None) -> Callable[[Sequence[Path]], Reading]:

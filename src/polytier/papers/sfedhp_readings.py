@@ -9,7 +9,7 @@ from statistics import mean
 
 from polytier.papers.plan import Points, Reading
 from polytier.papers.readings import accuracy, by_round, last
-from polytier.report.files import read_history, read_summary
+from polytier.runs.read import read_history, read_summary
 
 Found = Sequence[Sequence[Path]]  # what a claim is given: the folders of each of its runs
 Holds = Callable[[Found], tuple[bool, str]]

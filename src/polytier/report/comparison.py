@@ -22,8 +22,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from polytier.report.files import bytes_until, read_devices, read_history, read_summary
-from polytier.report.tables import MODELS, duration, line, score, size, table
+from polytier._text import duration, size
+from polytier.report.tables import MODELS, line, table
+from polytier.runs.read import bytes_until, read_devices, read_history, read_summary, score
 
 FILE = "compare.json"
 WAITING, RUNNING, DONE, INTERRUPTED = "waiting", "running", "done", "interrupted"

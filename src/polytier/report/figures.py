@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from polytier._text import size
 from polytier.report import blocks
 from polytier.report.blocks import Heat, Histogram, Lines, Matrices, Panels, Tree
 from polytier.report.palette import DIVERGING, LIGHT, MARKERS, names_in
-from polytier.report.tables import size
 
 FORMATS = ("png", "svg", "pdf")
 CHARTS = (Lines, Panels, Matrices, Histogram, Heat, Tree)

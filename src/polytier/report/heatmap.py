@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from polytier.collaboration import Collaboration, load
 from polytier.report import figures
 from polytier.report.blocks import Matrices
+from polytier.tree.collaboration import Collaboration, load
 
 PANELS, SHOWN = 6, 400  # rounds and clients in the figure
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from polytier.collaboration import FILE
+from polytier._text import size
 from polytier.report import comparison, curves
 from polytier.report.blocks import Cell, Heat, Histogram, Lines, Matrices, Panels, Table, Text, Tree
 from polytier.report.comparison import interval, judge_of
 from polytier.report.heatmap import matrices
 from polytier.report.runs import Run, Study, Variant
-from polytier.report.tables import size
+from polytier.tree.collaboration import FILE
 
 CELLS = 350  # columns of coloured cells; more devices share cells
 BARS = 20

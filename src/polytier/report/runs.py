@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from polytier.report.files import read_config, read_devices, read_json, read_rounds, read_summary
+from polytier.runs.read import read_config, read_devices, read_json, read_rounds, read_summary
 
 PYTHON = "python"  # data that were given in Python and have no name
 DATA = ("data", "model", "devices", "partition", "per_class", "split", "standardize")

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from polytier._text import duration
 from polytier.report import comparison, curves, population
 from polytier.report.blocks import Cell, Heading, Section, Table, Text
 from polytier.report.comparison import DONE, LOCAL, interval, shown
 from polytier.report.runs import NO_SETTING, Run, Study, Variant, settings_of, studies
-from polytier.report.tables import MODELS, duration, score
+from polytier.report.tables import MODELS
+from polytier.runs.read import score
 
 UNTIL = 0.9
 FACTORS = {"accuracy": 100.0}

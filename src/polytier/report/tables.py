@@ -10,36 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from polytier.report.files import bytes_until
+from polytier._text import duration, size
+from polytier.runs.read import bytes_until, score
 
 MODELS = ("personal", "team", "global")
-
-
-def size(nbytes: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 1000:
-            return f"{nbytes:.0f} {unit}" if unit == "B" or nbytes >= 10 else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.1f} TB"
-
-
-def duration(seconds: float) -> str:
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
-
-
-def score(figures: dict[str, Any] | None, what: str = "") -> str:
-    """Accuracy in percent; the loss where there is no accuracy. `what` is a suffix such as _worst_decile."""
-    if figures and figures.get(f"accuracy{what}") is not None:
-        return f"{100 * figures[f'accuracy{what}']:.2f} %"
-    if figures and not what and figures.get("loss") is not None:
-        return f"loss {figures['loss']:.4g}"
-    return "-"
 
 
 def at_round(figures: dict[str, Any] | None) -> str:

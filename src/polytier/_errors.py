@@ -1,0 +1,17 @@
+"""Errors that are advice: what came, what is allowed, what to try."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+
+
+def unknown(kind: str, name: str, known: Collection[str]) -> ValueError:
+    """Advice for a name that does not exist: the nearest one, and all there are."""
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return ValueError(f"no {kind} {name!r}; {hint}there are {', '.join(known)}")
+
+
+def missing(extra: str) -> ValueError:
+    return ValueError(f'{extra} is not installed; get it by: pip install "polytier[{extra}]"')

@@ -1,0 +1,123 @@
+"""Text for people and from people: sizes and durations, `name:arg,key=value`, schedules `A/(B+t)`."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+
+def size(nbytes: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 1000:
+            return f"{nbytes:.0f} {unit}" if unit == "B" or nbytes >= 10 else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def spec(text: str) -> tuple[str, list[str], dict[str, str]]:
+    """Parse `name[:arg,arg,key=value]`."""
+    name, _, rest = text.partition(":")
+    args: list[str] = []
+    kwargs: dict[str, str] = {}
+    for item in filter(None, (part.strip() for part in rest.split(","))):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if equals and key not in kwargs:
+            kwargs[key] = value
+        elif equals or kwargs:
+            raise ValueError(f"{text!r}: {item!r} comes twice or after a key=value; write name:arg,key=value")
+        else:
+            args.append(item)
+    return name.strip(), args, kwargs
+
+
+def truth(text: str) -> bool:
+    return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
+
+
+def finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def integers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.split("[x+]", text))
+
+
+CONVERT: dict[str, tuple[Callable[[str], Any], str]] = {
+    "int": (int, "a whole number"),
+    "float": (finite, "a number"),
+    "bool": (truth, "true or false"),
+    "str": (str, "a word"),
+    "tuple[int, ...]": (integers, "whole numbers such as 500x200"),
+}
+
+
+def own_arguments(function: Callable) -> dict[str, str]:
+    """Names and types of the keyword-only parameters: what a user may set in `name:...`."""
+    found = {}
+    for key, parameter in inspect.signature(function).parameters.items():
+        hint = parameter.annotation
+        if parameter.kind == parameter.KEYWORD_ONLY:
+            found[key] = hint if isinstance(hint, str) else inspect.formatannotation(hint)
+    return found
+
+
+def convert(name: str, key: str, text: str, hint: str) -> Any:
+    function, words = CONVERT.get(hint, (str, "a word"))
+    try:
+        return function(text)
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{key} of {name} must be {words}; got {text!r}") from error
+
+
+def bind(text: str, table: Mapping[str, Callable], kind: str) -> tuple[str, Callable, dict[str, Any]]:
+    """The function that `name[:arg,key=value]` names in a table, and its own arguments in their types."""
+    name, args, given = spec(text)
+    if name not in table:
+        near = difflib.get_close_matches(name, table, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"no {kind} {name!r}; {hint}there are {', '.join(table)}")
+    own = own_arguments(table[name])
+    allowed = f"it takes {', '.join(own)}" if own else "it takes no arguments"
+    if len(args) > len(own):
+        raise ValueError(f"{kind} {name} got {len(args)} arguments ({', '.join(args)}); {allowed}")
+    placed = dict(zip(own, args, strict=False))
+    for key in given:
+        if key not in own or key in placed:
+            twice = " twice" if key in placed else ""
+            raise ValueError(f"{kind} {name} got {key!r}{twice}; {allowed}")
+    values = {key: convert(name, key, value, own[key]) for key, value in {**placed, **given}.items()}
+    return name, table[name], values
+
+
+NUMBER = r"\s*(\d+\.?\d*(?:e[+-]?\d+)?)\s*"
+
+
+SCHEDULE = re.compile(rf"{NUMBER}/\s*\({NUMBER}\+\s*t\s*(?://\s*(\d+)\s*)?\)\s*", re.IGNORECASE)
+
+
+@lru_cache
+def schedule(text: str) -> Callable[[int], float]:
+    """`A/(B+t)` or `A/(B+t//M)` as a function of the round, counted from 0."""
+    found = SCHEDULE.fullmatch(text)
+    if found is None or not float(found[2]) or found[3] == "0":
+        raise ValueError(f"the schedule {text!r} is not understood; write A/(B+t) or A/(B+t//M) with numbers above 0")
+    scale, shift, every = float(found[1]), float(found[2]), int(found[3] or 1)
+    return lambda t: scale / (shift + t // every)

@@ -1,0 +1,122 @@
+"""What there is to choose from: `polytier list`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.console import Console
+
+from polytier._errors import unknown
+from polytier.report.tables import line, table
+from polytier.runs.config import algorithm_kind
+
+KINDS = ("algorithms", "data", "models", "partitions", "teams", "papers")
+
+
+def choices(kind: str) -> Mapping[str, Any]:
+    """The names of a kind; imported when asked for, as some need torch."""
+    if kind == "algorithms":
+        from polytier.algorithms import ALGORITHMS as found
+    elif kind == "data":
+        from polytier.data.sources import SOURCES as found
+    elif kind == "models":
+        from polytier.models.zoo import MODELS as found
+    elif kind == "partitions":
+        from polytier.data.partition import PARTITIONS as found
+    elif kind == "teams":
+        from polytier.data.teams import FORMATIONS as found
+    else:
+        raise unknown("list of", kind, KINDS)
+    return found
+
+
+def text_of(thing: Any) -> str:
+    """A function says what it does itself; a method's page does it for its class."""
+    text = sys.modules[thing.__module__].__doc__ if isinstance(thing, type) else thing.__doc__
+    return inspect.cleandoc(text or "")
+
+
+def print_papers(console: Console, name: str | None) -> None:
+    """The papers, or the items of one."""
+    from polytier.papers import PAPERS, items_of
+
+    if name is None:
+        console.print(table(("papers", ""), list(PAPERS.items())))
+        return
+    items = items_of(name, "full")
+    line(console, f"{PAPERS[name]}\n")
+    console.print(table((f"polytier reproduce {name}/ITEM", ""), [(item.name, item.title) for item in items]))
+
+
+def print_list(console: Console, kind: str, name: str | None) -> None:
+    if kind == "papers":
+        print_papers(console, name)
+        return
+    found = choices(kind)
+    if name is None:
+        rows = [(key, text_of(thing).splitlines()[0]) for key, thing in found.items()]
+        console.print(table((kind, ""), rows))
+        return
+    own = kind == "algorithms" and ":" in name
+    if not own and name not in found:
+        raise unknown(kind.removesuffix("s") if kind != "teams" else "team formation", name, list(found))
+    thing = algorithm_kind(name) if own else found[name]
+    line(console, f"{text_of(thing)}\n")
+    if isinstance(thing, type):
+        line(console, "--set FIELD=VALUE", style="bold")
+        console.print(fields_table(thing))
+        print_defaults(console, name)
+    else:
+        print_arguments(console, name, thing)
+
+
+def fields_table(algorithm: type) -> Any:
+    from polytier.method.parameters import describe_range
+
+    spread = {"tier": "; or by tier", "node": "; or by tier, or one a node"}
+    rows = [
+        (
+            field.name, field.metadata["letter"], str(field.default), field.metadata["meaning"],
+            describe_range(field.metadata) + spread.get(field.metadata["per"], ""),
+        )
+        for field in dataclasses.fields(algorithm)
+        if field.metadata
+    ]  # fmt: skip
+    return table(("field", "letter", "default", "meaning", "range"), rows)
+
+
+def print_defaults(console: Console, algorithm: str) -> None:
+    """The rows of the table of defaults that are about a method."""
+    from polytier.runs.defaults import TABLE
+
+    rows = [
+        (
+            ", ".join(row.data), ", ".join(row.models), "" if row.steps is None else f"{row.steps}",
+            ", ".join(f"{name} = {value}" for name, value in row.fields.items()), row.source,
+        )
+        for row in TABLE
+        if algorithm in row.algorithms
+    ]  # fmt: skip
+    if rows:
+        line(console, "\nWhere nothing is set, on these data and models", style="bold")
+        console.print(table(("data", "model", "compare --steps", "fields", "source"), rows))
+
+
+def print_arguments(console: Console, name: str, function: Callable) -> None:
+    own = [p for p in inspect.signature(function).parameters.values() if p.kind == p.KEYWORD_ONLY]
+    if not own:
+        line(console, f"{name} takes no arguments")
+        return
+    line(console, f"{name}:VALUE,... or {name}:{own[-1].name}=VALUE", style="bold")
+    rows = [(p.name, shown(p.default), str(p.annotation)) for p in own]
+    console.print(table(("argument", "default", "type"), rows))
+
+
+def shown(default: Any) -> str:
+    if default is inspect.Parameter.empty:
+        return "-"
+    return "x".join(map(str, default)) if isinstance(default, tuple) else str(default)

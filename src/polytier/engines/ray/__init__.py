@@ -1,0 +1,1 @@
+"""The engine for a cluster: sub-trees in actors of Ray."""

@@ -1,0 +1,110 @@
+"""The other side of the ray engine: an actor with a sub-tree, and the messages to and from it."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import traceback
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polytier.data.batches import Batches
+from polytier.engines.machine import settle
+from polytier.engines.stacked import Stacked
+from polytier.messages.codec import Codec
+from polytier.messages.ledger import WAYS, Ledger
+from polytier.method.call import Call
+from polytier.method.context import Context
+from polytier.method.memory import Memory
+
+
+class SubTree:
+    """An actor. Errors come back as answers, so that they arrive as what they are."""
+
+    context: Context
+
+    def __init__(self, path: list[str]) -> None:
+        sys.path += [place for place in path if place not in sys.path]  # methods and models of one's own
+        settle()
+
+    def do(self, what: str, message: list) -> list:
+        try:
+            return pack(getattr(self, what)(*unpack(message)))
+        except Exception as error:
+            error.add_note(traceback.format_exc())
+            return pack(error)
+
+    def start(
+        self, context: Context, shares: list, codec: Codec, tiles: dict[str, int], inner_tile: int | None
+    ) -> None:
+        for part, (federation, batches, held) in zip(context.parts, shares, strict=True):
+            part.batches, part.memory = Batches(federation, **batches), Held(held)
+        engine = Stacked(context, codec, tile=1, inner_tile=inner_tile)
+        engine.tiles = tiles
+        for part in (context, *context.parts):
+            part.engine = engine
+        self.context = context
+
+    def deliver(self, call: Call) -> tuple[list[Any], list[tuple[int, str, Tensor, Tensor]], int]:
+        """The answers, the messages of the call and of all calls below it, and the steps that devices took."""
+        part = self.context.scope(call.scope)
+        before, part.ledger = part.device_steps, Ledger(part.topology)
+        part.ledger.start_round()
+        answers = list(part.engine.deliver(call))
+        traffic = []
+        for tier, mask in part.ledger.took_part.items():
+            ids, link = mask.nonzero().squeeze(1), part.ledger.nodes[part.topology.link(tier)]
+            traffic += [(tier, way, ids, link[way][ids]) for way in WAYS if len(ids)]
+        return answers, traffic, part.device_steps - before
+
+    def memory(self, scope: str, what: str, *given: Any) -> Any:
+        return getattr(self.context.scope(scope).memory, what)(*given)
+
+
+class Held(Memory):
+    """The rows of a sub-tree's nodes; `held` says for each tier which is the first of them and how many they are."""
+
+    def __init__(self, held: list[tuple[int, int]]) -> None:
+        sizes: Any = SimpleNamespace(num_tiers=len(held), size=lambda tier: held[tier][1])
+        super().__init__(sizes)
+        self._first = [first for first, _ in held]
+
+    def read(self, tier: int, name: str, ids: Tensor, default: Tensor) -> Tensor:
+        return super().read(tier, name, ids - self._first[tier], default)
+
+    def write(self, tier: int, name: str, ids: Tensor, rows: Tensor) -> None:
+        super().write(tier, name, ids - self._first[tier], rows)
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        self._rows.clear()  # a snapshot knows nothing of what came after it
+        super().load(state)
+
+
+@cache
+def pickler() -> Any:
+    """Tensors as plain arrays; classes and functions that no module holds by value."""
+    from ray import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):
+        def reducer_override(self, obj: Any) -> Any:
+            plain = type(obj) is Tensor
+            return (torch.from_numpy, (obj.numpy(),)) if plain else super().reducer_override(obj)
+
+    return Pickler
+
+
+def pack(value: Any) -> list:
+    """A message: a pickle, and the arrays in it, which Ray moves without copying them once more."""
+    file, arrays = io.BytesIO(), []
+    pickler()(file, protocol=5, buffer_callback=arrays.append).dump(value)
+    return [file.getvalue(), *(np.asarray(array.raw()) for array in arrays)]
+
+
+def unpack(message: list) -> Any:
+    return pickle.loads(message[0], buffers=[array.copy() for array in message[1:]])

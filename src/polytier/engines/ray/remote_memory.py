@@ -1,0 +1,74 @@
+"""What the nodes of a cluster keep, as the driver of the ray engine sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from polytier.method.algorithm import Algorithm
+from polytier.method.call import Call, Clock
+from polytier.method.context import Context
+from polytier.method.memory import Memory, is_remembered
+from polytier.method.node import Node
+from polytier.stack.rows import Rows, as_dict, cat_rows
+
+if TYPE_CHECKING:
+    from polytier.engines.ray.driver import Ray
+
+
+class Spread(Memory):
+    """What nodes keep, as the driver sees it: the server's own rows are here, those of all others with their actors."""
+
+    def __init__(self, engine: Ray, part: Context) -> None:
+        super().__init__(part.topology)
+        self._engine, self._scope, self._own = engine, part.name, Memory(part.topology)
+
+    def _of_server(self, tier: int, name: str) -> bool:
+        return tier == 0 or (tier == 1 and is_remembered(name))
+
+    def _ask(self, what: str, *given: Any) -> Iterator[tuple[int, Any]]:
+        return self._engine.ask("memory", dict.fromkeys(range(self._engine.workers), (self._scope, what, *given)))
+
+    def names(self, tier: int) -> list[str]:
+        found = {name for _, names in self._ask("names", tier) for name in names}
+        return sorted(found.union(self._own.names(tier)))
+
+    def read(self, tier: int, name: str, ids: Tensor, default: Tensor) -> Tensor:
+        if self._of_server(tier, name):
+            return self._own.read(tier, name, ids, default)
+        sender = torch.arange(len(ids))
+        call = Call(tier, ids, recalled, Clock(0), {name: default}, sender, quiet=True, scope=self._scope)
+        return as_dict(cat_rows(list(self._engine.deliver(call))))[name]
+
+    def write(self, tier: int, name: str, ids: Tensor, rows: Tensor) -> None:
+        self._own.write(tier, name, ids, rows)
+
+    def state(self) -> dict[str, Tensor]:
+        state = self._own.state()
+        for k, part in self._ask("state"):
+            for key, rows in part.items():
+                owner = self._engine.owners[self._scope][int(key.split(".")[0])]
+                whole = state.setdefault(key, rows.new_zeros((len(owner), *rows.shape[1:])))
+                whole[owner == k] = rows
+        return state
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        own, others = {}, [{} for _ in range(self._engine.workers)]
+        for key, rows in state.items():
+            tier, name = int(key.split(".")[0]), key.split(".")[1]
+            if self._of_server(tier, name):
+                own[key] = rows
+            else:
+                for k, part in enumerate(others):
+                    part[key] = rows[self._engine.owners[self._scope][tier] == k]
+        self._own = Memory(self.topology)
+        self._own.load(own)
+        list(self._engine.ask("memory", {k: (self._scope, "load", part) for k, part in enumerate(others)}))
+
+
+def recalled(algorithm: Algorithm, rows: dict[str, Tensor], node: Node) -> Rows:
+    """Runs at the nodes: what they kept under these names."""
+    return {name: node.memory(name, default) for name, default in rows.items()}

@@ -1,0 +1,1 @@
+"""What travels between nodes, and what it costs."""

@@ -1,0 +1,50 @@
+"""How a call is run at the nodes that receive it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from polytier.method.call import Call
+from polytier.method.context import Context
+from polytier.method.node import Children, LocalProblem, check_finite
+from polytier.stack.rows import Rows, as_dict, map_rows
+
+
+def takes_local(program: Callable) -> bool:
+    """Whether this is a program of devices, by the name of its last parameter."""
+    return list(inspect.signature(program).parameters)[-1] == "local"
+
+
+def relay(name: str, rows: Rows, team: Children) -> Rows:
+    """The mean, by samples, of what a team's devices answer to a program of theirs; zeros where nobody does."""
+    answers = team.call(name, rows)
+    zeros = map_rows(torch.zeros_like, answers.sums["samples"] if answers.sums else rows)
+    return answers.mean("samples", empty=zeros)
+
+
+def execute(context: Context, call: Call, start: int, end: int) -> Rows:
+    """Run a call's program at its receivers start .. end."""
+    context, ids = context.scope(call.scope), call.ids[start:end]
+    algorithm, leaf = context.algorithm, context.topology.leaf
+    kind = LocalProblem if call.tier == leaf else Children
+    node: Any = kind(context, call.tier, ids, call.clock, call.quiet, call.only)
+    rows = map_rows(lambda r: r[call.sender[start:end]].to(node.device), call.rows)
+    if isinstance(call.method, str):
+        name = ("device" if call.tier == leaf else "team") if call.method == "solve" else call.method
+        program = getattr(algorithm, name)
+        relayed = call.tier < leaf and takes_local(program)
+        answer = relay(name, rows, node) if relayed else program(rows, node)
+    else:
+        name = call.method.__name__
+        answer = call.method(algorithm, rows, node)
+    for value in as_dict(answer).values():
+        if len(value) != len(ids):
+            raise ValueError(f"{type(algorithm).__name__}.{name} was given {len(ids)} rows and answered {len(value)}")
+    answer = map_rows(lambda r: r.cpu(), answer)  # the only time in a tile that anything waits for an accelerator
+    if not call.quiet:
+        check_finite(node, answer)
+    return answer

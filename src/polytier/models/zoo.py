@@ -1,0 +1,222 @@
+"""Models by name. Every function takes the shape of one sample and the number of classes.
+
+The gradient of a stack of devices is vmap(grad(...)) traced once, so a model here has no in-place operations,
+no branches on data and no statistics over a batch. The last layer is always called `head`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import pairwise
+from math import gcd, prod
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from polytier._text import bind
+
+
+def chain(**layers: nn.Module) -> nn.Sequential:
+    """Layers one after another, with names: methods choose parameters by name (`columns("head.*")`)."""
+    return nn.Sequential(OrderedDict(layers))
+
+
+def mclr(inputs: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Multinomial logistic regression: one linear layer."""
+    return chain(flat=nn.Flatten(), head=nn.Linear(prod(inputs), num_classes))
+
+
+def dnn(inputs: tuple[int, ...], num_classes: int, *, hidden: tuple[int, ...] = (100,)) -> nn.Module:
+    """Fully connected layers with ReLU. hidden: their widths, as in dnn:500x200."""
+    if any(width < 1 for width in hidden):
+        raise ValueError(f"hidden widths {hidden} must be 1 or more; try dnn:500x200")
+    widths, body = (prod(inputs), *hidden), nn.Sequential(nn.Flatten())
+    for before, after in pairwise(widths):
+        body.extend([nn.Linear(before, after), nn.ReLU()])
+    return chain(body=body, head=nn.Linear(widths[-1], num_classes))
+
+
+def cnn_mnist(inputs: tuple[int, ...], num_classes: int) -> nn.Module:
+    """PerMFL's CNN for MNIST and EMNIST: 2x2 convolutions, pools of stride 1: 28, 27, 26, 25, 24."""
+    channels = image_channels("cnn-mnist", inputs, smallest=5)
+    body = nn.Sequential(
+        *(nn.Conv2d(channels, 16, 2), nn.ReLU(), nn.MaxPool2d(2, stride=1)),
+        *(nn.Conv2d(16, 32, 2), nn.ReLU(), nn.MaxPool2d(2, stride=1)),
+        nn.Flatten(),  # 32 * 24 * 24 = 18432 on 28x28
+    )
+    return with_dense(body, inputs, num_classes)
+
+
+def cnn_fmnist(inputs: tuple[int, ...], num_classes: int) -> nn.Module:
+    """PerMFL's CNN for FMNIST: 3x3 convolutions with padding, pools that halve."""
+    channels = image_channels("cnn-fmnist", inputs, smallest=4)
+    body = nn.Sequential(
+        *(nn.Conv2d(channels, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),  # 64 * 7 * 7 = 3136 on 28x28
+    )
+    return with_dense(body, inputs, num_classes)
+
+
+def with_dense(body: nn.Sequential, inputs: tuple[int, ...], num_classes: int) -> nn.Module:
+    body.extend([nn.Linear(num_features(body, inputs), 128), nn.ReLU()])
+    return chain(body=body, head=nn.Linear(128, num_classes))
+
+
+def cnn_celeba(inputs: tuple[int, ...], num_classes: int) -> nn.Module:
+    """LEAF's CNN for CelebA: four blocks of 3x3 convolution, norm, pool, ReLU; then one dense layer.
+
+    LEAF uses batch norm; here it is group norm, as statistics across a stack of devices have no meaning.
+    """
+    channels = image_channels("cnn-celeba", inputs, smallest=16)
+    body = nn.Sequential()
+    for before in (channels, 32, 32, 32):
+        body.extend([nn.Conv2d(before, 32, 3, padding=1), nn.GroupNorm(8, 32), nn.MaxPool2d(2), nn.ReLU()])
+    body.append(nn.Flatten())  # 32 * 5 * 5 = 800 on 84x84
+    return chain(body=body, head=nn.Linear(num_features(body, inputs), num_classes))
+
+
+def vgg(inputs: tuple[int, ...], num_classes: int, *, cfg: str = "16-M-32-M-64-M-128-M-128-M") -> nn.Module:
+    """sFedHP's VGG. cfg: a number is a 3x3 convolution of so many filters with ReLU, M a 2x2 pool."""
+    parts = cfg.upper().split("-")
+    if not all(part == "M" or (part.isdecimal() and int(part) > 0) for part in parts):
+        raise ValueError(f"cfg {cfg!r} must be numbers of filters and M for a pool; try vgg:16-M-32-M")
+    width = image_channels("vgg", inputs, smallest=2 ** parts.count("M"))
+    body = nn.Sequential()
+    for part in parts:
+        if part == "M":
+            body.append(nn.MaxPool2d(2))
+        else:
+            body.extend([nn.Conv2d(width, int(part), 3, padding=1), nn.ReLU()])
+            width = int(part)
+    body.append(nn.Flatten())
+    return chain(body=body, head=nn.Linear(num_features(body, inputs), num_classes))
+
+
+def resnet9(inputs: tuple[int, ...], num_classes: int, *, width: int = 64) -> nn.Module:
+    """ResNet-9 with group norm: eight convolutions, four in residuals. width: filters of the first."""
+    if width < 2:
+        raise ValueError(f"width {width} must be 2 or more, or group norm erases its input; try resnet9:16")
+    channels = image_channels("resnet9", inputs, smallest=8)
+    body = nn.Sequential(
+        conv_block(channels, width),
+        *(conv_block(width, 2 * width), nn.MaxPool2d(2), Residual(2 * width)),
+        *(conv_block(2 * width, 4 * width), nn.MaxPool2d(2)),
+        *(conv_block(4 * width, 8 * width), nn.MaxPool2d(2), Residual(8 * width)),
+        nn.MaxPool2d((inputs[1] // 8, inputs[2] // 8)),  # all that is left of the image
+        nn.Flatten(),
+    )
+    return chain(body=body, head=nn.Linear(8 * width, num_classes))
+
+
+def conv_block(before: int, after: int) -> nn.Sequential:
+    convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)
+    return nn.Sequential(convolution, nn.GroupNorm(gcd(8, after), after), nn.ReLU())
+
+
+class Residual(nn.Module):
+    """x + two convolutions of x."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.inner = nn.Sequential(conv_block(width, width), conv_block(width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x)
+
+
+class Quadratic(nn.Module):
+    """The parameter theta [d] itself, from zero; a sample is a matrix A, its target the vector b."""
+
+    def __init__(self, d: int):
+        super().__init__()
+        self.theta = nn.Parameter(torch.zeros(d))
+
+    def forward(self, A: Tensor) -> Tensor:
+        product = (A * self.theta).sum(-1)  # not A @ theta: the same bits in any stack, [B, d]
+        return torch.stack([self.theta.expand_as(product), product], dim=1)  # [B, 2, d]
+
+
+def quadratic(inputs: tuple[int, ...], num_classes: int) -> nn.Module:
+    """1/2 theta'A theta - b'theta with `quadratic_loss`: its optimum is known. Knows no classes."""
+    if len(inputs) != 2 or inputs[0] != inputs[1]:
+        raise ValueError(f"model quadratic takes samples of shape (d, d), not {tuple(inputs)}; try mclr")
+    return Quadratic(inputs[0])
+
+
+def image_channels(name: str, inputs: tuple[int, ...], smallest: int) -> int:
+    if len(inputs) != 3 or min(inputs[1:]) < smallest:
+        raise ValueError(
+            f"model {name} takes images (channels, height, width) of {smallest} x {smallest} or more, not "
+            f"{tuple(inputs)}; try mclr or dnn, which take any shape, or reshape the data"
+        )
+    return inputs[0]
+
+
+def num_features(body: nn.Module, inputs: tuple[int, ...]) -> int:
+    with torch.no_grad():
+        return body(torch.zeros(1, *inputs)).shape[1]
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "mclr": mclr,
+    "dnn": dnn,
+    "cnn-mnist": cnn_mnist,
+    "cnn-fmnist": cnn_fmnist,
+    "cnn-celeba": cnn_celeba,
+    "vgg": vgg,
+    "resnet9": resnet9,
+    "quadratic": quadratic,
+}
+
+
+def make_model(text: str, inputs: tuple[int, ...], num_classes: int | None, seed: int) -> nn.Module:
+    """The model that `text` names, "name", "name:arguments" or "package.module:factory", at the seed's x0."""
+    head, colon, attribute = text.partition(":")
+    if colon and head not in MODELS and importable(head):
+        factory, arguments = user_factory(head, attribute), {}
+    else:
+        name, factory, arguments = bind(text, MODELS, "model")
+        if num_classes is None and name != "quadratic":
+            raise ValueError(f"model {name} needs classes and the data have none; try a factory of your own")
+    with torch.random.fork_rng(devices=[]):  # gives the global generator back as it was
+        torch.default_generator.manual_seed(seed)
+        try:
+            return checked(text, factory(tuple(inputs), num_classes, **arguments))
+        except (TypeError, RuntimeError, LookupError, AttributeError) as error:
+            call = f"factory({tuple(inputs)}, {num_classes})"
+            raise ValueError(f"model {text} failed when called as {call}: {error}; try that call") from error
+
+
+def importable(module: str) -> bool:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)  # an installed command does not look here; stays, as workers unpickle the model
+    return "." in module or module in sys.modules or bool(module and importlib.util.find_spec(module))
+
+
+def user_factory(module: str, attribute: str) -> Callable[..., nn.Module]:
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"model {module}:{attribute} does not load ({error}); give package.module:factory, importable "
+            f"from {Path.cwd()}, or one of {', '.join(MODELS)}"
+        ) from error
+
+
+def checked(text: str, model: object) -> nn.Module:
+    if not isinstance(model, nn.Module) or not any(True for _ in model.parameters()):
+        raise ValueError(f"model {text} gave {type(model).__name__}; return a Module that has parameters")
+    for name, part in model.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) or getattr(part, "track_running_stats", False):
+            raise ValueError(
+                f"{type(part).__name__} {name!r} of model {text} mixes the samples of a batch, which is padded and "
+                "differs from device to device; try torch.nn.GroupNorm"
+            )
+    return model

@@ -1,0 +1,1 @@
+"""One run: its settings, the loop, its folder, its result."""

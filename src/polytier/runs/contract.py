@@ -1,0 +1,223 @@
+"""The contract that every method keeps, and a check of it.
+
+A program gets rows of any number of nodes and answers one row a node, from that node's row, memory and
+draws alone. It returns new rows, leaves its arguments as it found them and hides nothing in attributes.
+Then tiles, workers, restarts and networks cannot change a bit of its result.
+"""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections.abc import Callable
+from dataclasses import fields
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polytier.data.federation import Federation
+from polytier.engines.loopback import Loopback
+from polytier.method.algorithm import Algorithm
+from polytier.method.node import Node
+from polytier.runs import checkpoint
+from polytier.runs.loop import Callback, Training
+from polytier.runs.run import Run
+from polytier.stack.rows import Rows, as_dict, map_rows, pack
+
+ALONE = "a program treats each row by itself: no mean or sum over the first axis, no x @ M"
+
+
+def check_algorithm(
+    algorithm: Algorithm, *, federation: Federation | None = None, model: nn.Module | str = "mclr", rounds: int = 3,
+    **settings: Any,
+) -> None:  # fmt: skip
+    """Run a method on a few devices in many ways; an AssertionError says what it does wrong and what to try.
+
+    By default: logistic regression on eleven devices in four teams, some of them absent. `settings` are those of
+    `Training`, for a method that needs another federation, model or batch size.
+    """
+    check_class(algorithm)
+    name, before = type(algorithm).__name__, pickle.dumps(algorithm)
+    federation = federation or small_federation()
+    settings = {
+        "dtype": "float64", "batch_size": 4, "team_participation": 0.75, "device_participation": 0.6, **settings,
+    }  # fmt: skip
+    reference = Training(algorithm, federation, model, **settings)
+    # one for all runs: graphs are traced once
+    objectives = [part.objective for part in reference.context.parts]
+    settings["batching"] = objectives[0].batching
+
+    def run(method: Any = algorithm, until: int = rounds, prepare: Callable = lambda t: None, **more: Any) -> Training:
+        with Training(method, federation, model, **{**settings, **more}) as training:
+            if "batching" not in more:
+                for part, objective in zip(training.context.parts, objectives, strict=True):
+                    part.objective = objective
+            prepare(training)
+            training.run(until, [Absent(name)])
+            return training
+
+    def same(other: Training, what: str, advice: str, traffic: bool = True) -> None:
+        wrong = differing(results(expected, traffic), results(other, traffic))
+        assert not wrong, f"{name}: {what} gives another {wrong}; {advice}"
+
+    with reference:
+        run(Watched(algorithm))  # first: what it finds makes the rest fail with less to the point
+        expected = run()
+        check_models(name, expected)
+        same(run(), "a second run", "what lasts goes into local.keep or what server returns, never into attributes")
+        same(run(tile=1), "one device at a time", f"device mixes rows; {ALONE}")
+        same(run(inner_tile=1), "one team at a time", f"team mixes rows; {ALONE}")
+        same(run(prepare=loop_back), "every node alone, its messages as bytes,", ALONE, traffic=False)
+        with tempfile.TemporaryDirectory() as folder:
+            half = run(until=rounds // 2)
+            checkpoint.save(Path(folder), half.round, *half.snapshot())
+            found = checkpoint.latest(Path(folder))
+            assert found is not None
+            resumed = run(pickle.loads(before), prepare=lambda training: training.restore(*found[1:]))
+        same(resumed, "a run stopped and resumed", "what lasts goes into local.keep or what server returns")
+        assert pickle.dumps(algorithm) == before, f"{name} changes its own fields; return new rows instead"
+        one, other = results(run(until=1), False), results(run(until=1, batching="eager"), False)
+        wrong = differing(one, other, atol=1e-3 if objectives[0].dtype == torch.float32 else 1e-6)
+        assert not wrong, (
+            f"{name}: autograd gives another {wrong} than the traced graph; a loss takes what changes as extra="
+        )
+
+
+def loop_back(training: Training) -> None:
+    training.use(Loopback(training.context, training.codec))
+
+
+def small_federation() -> Federation:
+    """Eleven devices of 2 to 12 samples in four teams, two features and three classes."""
+    sizes = np.array([5, 2, 9, 12, 3, 8, 4, 7, 10, 6, 11])
+    rng = np.random.default_rng(0)
+    device = np.repeat(np.arange(len(sizes)), sizes)
+    x, y = rng.normal(size=(len(device), 2)), rng.integers(0, 3, len(device))
+    return Federation.from_arrays(x, y, device, team=(device * 4) // len(sizes), cluster=device % 3, num_classes=3)
+
+
+def check_class(algorithm: Any) -> None:
+    kind, name = type(algorithm), type(algorithm).__name__
+    assert isinstance(algorithm, Algorithm), f"{name} is not an Algorithm; derive it from polytier.Algorithm"
+    # Python refuses an unfrozen dataclass below a frozen one; what is left is a class without the decorator
+    assert "__dataclass_fields__" in vars(kind), f"{name} needs @dataclass(frozen=True): its fields are all it has"
+    hidden = set(vars(algorithm)) - {field.name for field in fields(algorithm)}
+    assert not hidden, f"{name} hides {', '.join(sorted(hidden))} beside its fields; make each a parameter(...)"
+    try:
+        copy = pickle.loads(pickle.dumps(algorithm))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise AssertionError(f"{name} cannot be pickled for workers ({error}); define it in a module") from None
+    assert copy == algorithm, f"{name} is not equal to its pickled copy; fields are numbers, strings and tuples"
+
+
+def results(training: Training, traffic: bool) -> dict[str, Any]:
+    """All that a run leaves: the server's state, what nodes kept, and what was measured."""
+    rows = pack("state", training.state) | memory_of(training)
+    skipped = {"seconds"} if traffic else {"seconds", "bytes", "participants"}
+    measured = {f"{k} in round {r['round']}": v for r in training.history for k, v in r.items() if k not in skipped}
+    return rows | measured
+
+
+def differing(a: dict[str, Any], b: dict[str, Any], atol: float = 0.0) -> str:
+    """The first name under which the results are not the same (rows only, with `atol`), or nothing."""
+    for name in [*a, *(k for k in b if k not in a)]:
+        one, two = a.get(name), b.get(name)
+        if isinstance(one, Tensor) and isinstance(two, Tensor) and one.shape == two.shape:
+            if not torch.allclose(one.double(), two.double(), rtol=0, atol=atol, equal_nan=True):
+                return name or "rows"
+        elif isinstance(one, Tensor) or isinstance(two, Tensor) or (one != two and not atol):
+            return name or "rows"
+    return ""
+
+
+def check_models(name: str, training: Training) -> None:
+    """Every model is a finite row a node; asking for them writes nothing."""
+    before = {k: v.clone() if isinstance(v, Tensor) else v for k, v in results(training, True).items()}
+    run = training.run(training.round)
+    wrong = differing(before, results(training, True))
+    assert not wrong, f"{name}: personal, publish or global_model change {wrong}; they may only read"
+    for part in run.parts:
+        check_rows(name, part)
+
+
+def check_rows(name: str, run: Run) -> None:
+    everywhere, d = None if run.global_ is None else run.global_.unsqueeze(0), run.context.objective.dimension
+    found = {
+        "personal": (run.personal, len(run.device_ids)),
+        "team": (run.team, len(run.team_ids)),
+        "global": (everywhere, 1),
+    }
+    for what, (rows, n) in found.items():
+        shape = None if rows is None else tuple(rows.shape)
+        assert shape in (None, (n, d)), f"{name}: the {what} models are {shape}; they must be {(n, d)}"
+        assert rows is None or torch.isfinite(rows).all(), f"{name}: {what} models are not finite; try smaller steps"
+    some = run.personal is not None or run.team is not None or everywhere is not None
+    assert some, f"{name} has neither personal nor team nor global models"
+
+
+def memory_of(training: Training) -> dict[str, Tensor]:
+    """What nodes kept; of several models under their names."""
+    parts = training.context.parts
+    return {f"{part.name}>{k}" if part.name else k: v for part in parts for k, v in part.memory.state().items()}
+
+
+class Absent(Callback):
+    """Nodes that got no message keep their rows."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.before = name, {}
+
+    def on_round(self, training: Training, record: dict[str, Any]) -> None:
+        now = {k: v.clone() for k, v in memory_of(training).items()}
+        for key in self.before if not isinstance(training.context.engine, Loopback) else ():  # which counts no messages
+            name, _, rest = key.rpartition(">")
+            ledger = training.context.scope(name).ledger
+            absent = ~ledger.took_part.get(int(rest.split(".")[0]), torch.ones(1, dtype=torch.bool))
+            kept = torch.equal(self.before[key][absent], now[key][absent])
+            assert kept, f"{self.name}: {key} changed at nodes that took no part; write with keep(), own rows only"
+        self.before = now
+
+
+class Watched:
+    """A method whose programs are seen to leave their arguments alone and to answer rows of the run's dtype."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self._algorithm = algorithm
+
+    def __getattr__(self, name: str) -> Any:
+        member, where = getattr(self._algorithm, name), f"{type(self._algorithm).__name__}.{name}"
+        if name == "parts":
+            return lambda: {part: Watched(method) for part, method in member().items()}
+        if not callable(member):
+            return member
+
+        @wraps(member)  # its parameters tell whether it is a program of devices
+        def program(*given: Any) -> Any:
+            rows, *others = given
+            before = map_rows(torch.clone, rows) if isinstance(rows, Tensor | dict) else None
+            answer = member(*given)
+            left_alone = before is None or not differing(as_dict(before), as_dict(rows))
+            assert left_alone, f"{where} changes its argument; return new rows (x = x - step, not x -= step)"
+            if others and isinstance(others[0], Node) and answer is not None:
+                check_answer(where, answer, others[0], before if name == "server" else None)
+            return answer
+
+        return program
+
+
+def check_answer(where: str, answer: Any, node: Node, state: Rows | None) -> None:
+    dtype, model = node.context.objective.dtype, (len(node.ids), node.context.objective.dimension)
+    for field, value in as_dict(answer).items():
+        assert isinstance(value, Tensor), (
+            f"{where} answers {type(value).__name__} {field}; answer tensors, one row a node"
+        )
+        right = value.dtype == dtype or not value.is_floating_point()
+        assert right, f"{where} answers {value.dtype} in a run of {dtype}; use .to(x.dtype)"
+        right = not where.endswith(".personal") or tuple(value.shape) == model
+        assert right, f"{where} answers {tuple(value.shape)}; a model a node is {model}"
+    whole = state is None or as_dict(state).keys() == as_dict(answer).keys()
+    assert whole, f"{where} returns {list(as_dict(answer))} of its state; return all of it"

@@ -1,0 +1,161 @@
+"""What a run will take, said before it starts."""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polytier._text import size
+from polytier.data.batches import batch_sizes
+from polytier.data.federation import Federation
+from polytier.engines.stacked import Stacked, default_tile
+from polytier.messages.codec import Codec
+from polytier.messages.ledger import Ledger
+from polytier.method.call import Clock, Diverged
+from polytier.method.context import Context
+from polytier.method.memory import Memory
+from polytier.method.node import Children
+from polytier.runs.callbacks import IN_FILES, rows_bytes
+from polytier.runs.loop import Training
+from polytier.tree.participation import Participation
+from polytier.tree.topology import Topology
+
+TIMED = 3  # steps
+
+
+def memory_bytes(training: Training) -> int:
+    """Data, a model for every node, and the working set of a tile."""
+    return sum(sum(memory_of(training, context).values()) for context in training.context.parts)
+
+
+def memory_of(training: Training, context: Context) -> dict[str, int]:
+    """By what it is for."""
+    federation, width, engine = context.batches.federation, context.objective.dtype.itemsize, training.context.engine
+    nodes = sum(context.topology.size(tier) for tier in range(context.topology.num_tiers))
+    tile = min(engine.tiles[context.name], len(federation))  # type: ignore[attr-defined]
+    sample = int(federation.samples.max()) if isinstance(context.batch_size, str) else context.batch_size
+    batch = min(sample, int(federation.samples.max())) * federation.x[0].numel()
+    workers: int = engine.workers  # type: ignore[attr-defined]
+    return {
+        "data": federation.x.nbytes + federation.y.nbytes,
+        "models": width * context.objective.dimension * nodes,
+        "tiles": width * (6 * context.objective.dimension + 3 * batch) * tile * workers,
+    }
+
+
+def check_memory(training: Training) -> None:
+    """Stop a run that could not fit before it starts. What is kept in files, mapped, need not fit."""
+    have = physical_memory()
+    if have is None:
+        return
+    for context in training.context.parts:
+        need, engine = memory_of(training, context), training.context.engine
+        if hasattr(context.batches.federation.x, "file"):
+            del need["data"]
+        if rows_bytes(training) > IN_FILES:
+            del need["models"]
+        if (total := sum(need.values())) > have:
+            tiles = f"tiles of {engine.tiles[context.name]} devices in {engine.workers} processes"  # type: ignore[attr-defined]
+            advice = {
+                "data": ("data", "pack them (`polytier data pack`), which maps them"),
+                "models": ("models", "train fewer devices or a smaller model"),
+                "tiles": (tiles, "lower --tile or --workers"),
+            }
+            what, then = advice[max(need, key=need.__getitem__)]
+            raise ValueError(
+                f"this needs about {size(total)} of memory, {size(max(need.values()))} for its {what}; there are "
+                f"{size(have)}: {then}"
+            )
+
+
+def physical_memory() -> int | None:
+    """Of this machine, or of what this process may use of it; None where that is not told."""
+    try:
+        have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+    try:
+        return min(have, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):
+        return have
+
+
+def seconds_a_round(training: Training, workers: int) -> float | None:
+    """From a few timed steps of a tile and the steps that the method asks of a device; None if unknown."""
+    seconds = 0.0
+    for context in training.context.parts:  # several models share the devices out
+        steps = steps_of_a_device(context, training.codec)
+        if steps is None:
+            return None
+        devices = devices_that_take_part(context) / len(training.context.parts)
+        seconds += steps * devices * seconds_a_step(context) / workers
+    return seconds
+
+
+def steps_a_round(training: Training) -> float | None:
+    """Device steps of all devices that take part, all models together; None if unknown."""
+    total = 0.0
+    for context in training.context.parts:
+        steps = steps_of_a_device(context, training.codec)
+        if steps is None:
+            return None
+        total += steps * devices_that_take_part(context) / len(training.context.parts)
+    return total
+
+
+def seconds_a_step(context: Context) -> float:
+    """Of one device in a tile: draw a batch, take its gradient, step."""
+    rows = torch.arange(min(default_tile(context), len(context.batches.federation)))
+    theta = context.objective.initial.to(context.objective.device).expand(len(rows), -1).clone()
+    sizes = batch_sizes(context.batch_size, context.batches.federation.samples[rows], 0)
+    walk = context.batches.walk(rows, 0, 0, sizes)
+    context.objective.grad(theta, walk.next())  # traces the graph, which the run then uses
+    started = time.perf_counter()
+    for _ in range(TIMED):
+        theta = theta - 0.01 * context.objective.grad(theta, walk.next())
+    return (time.perf_counter() - started) / len(rows) / TIMED
+
+
+def devices_that_take_part(context: Context) -> float:
+    """In an ordinary call, on average."""
+    expected = 1.0
+    for tier in range(1, context.topology.num_tiers):
+        each = context.topology.size(tier) / context.topology.size(tier - 1)
+        rule = context.participation[tier]
+        expected *= min(each, rule.count) if rule.count is not None else max(1.0, rule.fraction * each)
+    return expected
+
+
+def steps_of_a_device(context: Context, codec: Codec) -> int | None:
+    """The method's own programs, run for a round at one device below one team, with gradients of zero."""
+    chain = Topology.build(context.topology.names[-1][:1], *[["one"]] * (context.topology.num_tiers - 2))
+    objective = copy.copy(context.objective)
+    objective.grad = lambda theta, *_: torch.zeros_like(theta)  # type: ignore[method-assign]
+    objective.grad_pieces = lambda theta, *_: iter([(slice(None), [torch.zeros_like(theta)])])  # type: ignore[method-assign]
+    alone: Any = replace(
+        context, topology=chain, objective=objective, memory=Memory(chain), device_steps=0, name="",
+        batches=context.batches.over(one_device(context.batches.federation)), ledger=Ledger(chain),
+        participation=(Participation(),) * chain.num_tiers,
+    )  # fmt: skip
+    alone.ledger.start_round()
+    alone.engine = Stacked(alone, codec, tile=1)
+    server = Children(alone, 0, torch.zeros(1, dtype=torch.int64), Clock(0))
+    try:
+        context.algorithm.server(context.algorithm.init(objective.initial.unsqueeze(0).clone()), server)
+    except (ValueError, Diverged):  # fields with a value a node do not fit one device; the run itself will say the rest
+        return None
+    return alone.device_steps
+
+
+def one_device(federation: Federation) -> Federation:
+    end = int(federation.bounds[0, 3])
+    return replace(
+        federation, x=federation.x[:end], y=federation.y[:end], bounds=federation.bounds[:1],
+        ids=federation.ids[:1], team=None, cluster=None,
+    )  # fmt: skip

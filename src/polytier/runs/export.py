@@ -1,0 +1,131 @@
+"""A model people can use: predictions for a file, and the model itself as a file."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from polytier.data.npz import own_column
+from polytier.data.pack import dtype_name
+from polytier.data.sources import reading
+from polytier.runs.folder import about_inputs, atomic, write_tensors
+from polytier.runs.run import Run, Scaled
+
+CHUNK = 512  # samples that are put through the model at once
+
+
+def check_target(path: Path, *endings: str) -> None:
+    if path.suffix not in endings:
+        raise ValueError(f"{path}: the file to write ends in {' or '.join(endings)}")
+    if path.exists():
+        raise ValueError(f"{path} exists; remove it or name another file")
+    if not path.parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent} to write {path.name} into")
+
+
+def read_inputs(path: Path, run: Run) -> Tensor:
+    """`x` of an .npz file, as the run's model takes it."""
+    with (
+        reading(path, "an .npz file", "write it by np.savez(file, x=...)"),
+        np.load(path, allow_pickle=False) as archive,
+    ):
+        if "x" not in archive:
+            raise ValueError(f"it has {', '.join(archive) or 'no arrays'} but no x")
+        x = torch.from_numpy(own_column(archive["x"], "x", "biuf"))
+    wanted = run.context.batches.federation.x
+    x = x.unsqueeze(1) if x.ndim == 1 else x
+    if tuple(x.shape[1:]) != tuple(wanted.shape[1:]):
+        raise ValueError(
+            f"{path}: a sample is {tuple(x.shape[1:])}; the model was trained on {tuple(wanted.shape[1:])}"
+        )
+    if kind_of(x) != kind_of(wanted):
+        # numbers in another scale would give predictions that look right and are not
+        trained = f"the model was trained on {dtype_name(wanted)}"
+        raise ValueError(f"{path}: x is {dtype_name(x)}; {trained}, scaled as those were")
+    bad = ~torch.isfinite(x.reshape(len(x), -1)).all(1)
+    if bad.any():
+        first = int(bad.nonzero()[0])
+        raise ValueError(f"{path}: x has NaN or infinity in {int(bad.sum())} rows, the first is row {first}")
+    return x
+
+
+def kind_of(x: Tensor) -> str:
+    return "float" if x.is_floating_point() else "image" if x.dtype == torch.uint8 else "whole number"
+
+
+def outputs(run: Run, module: nn.Module, x: Tensor) -> Tensor:
+    """What the model says of each sample."""
+    if x.is_floating_point():
+        x = x.to(run.context.objective.dtype)
+    with torch.no_grad():
+        return torch.cat([module(part) for part in x.split(CHUNK)]) if len(x) else torch.zeros(0)
+
+
+def predict(run: Run, row: Tensor, data: Path, target: Path) -> int:
+    """Write y (the class, if there are classes) and scores (the outputs) for x; returns how many."""
+    check_target(target, ".npz")
+    scores = outputs(run, run.as_module(row), read_inputs(data, run))
+    classes = run.context.batches.federation.num_classes is not None and len(scores)
+    with atomic(target) as partial, partial.open("wb") as file:
+        np.savez(file, y=(scores.argmax(-1) if classes else scores).numpy(), scores=scores.numpy())
+    return len(scores)
+
+
+def export(run: Run, row: Tensor, target: Path, owner: str) -> None:
+    """Write one model: its parameters (.safetensors), or a program that runs without this package (.pt2)."""
+    check_target(target, ".safetensors", ".pt2")
+    if target.suffix == ".pt2":
+        export_program(run, row, target)
+    else:
+        export_parameters(run, row, target, owner)
+
+
+def export_parameters(run: Run, row: Tensor, target: Path, owner: str) -> None:
+    module = run.as_module(row)
+    inner = module.model if isinstance(module, Scaled) else module
+    assert isinstance(inner, nn.Module)
+    parts = {k: v.clone() for k, v in run.context.objective.parameters(row).items()}
+    parts |= {k: v.clone() for k, v in inner.named_buffers()}
+    about = json.dumps(about_inputs(run.context.batches.federation))
+    write_tensors(target, parts, model=str(run.settings.get("model", "")), of=owner, inputs=about)
+    again = load_file(target)
+    assert all(torch.equal(again[k], parts[k]) for k in parts)
+
+
+def export_program(run: Run, row: Tensor, target: Path) -> None:
+    module = run.as_module(row)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about tracing internals
+        with atomic(target) as partial:
+            try:
+                batch = torch.export.Dim("batch")
+                program = torch.export.export(module, (example(run, 2),), dynamic_shapes=({0: batch},))
+                with partial.open("wb") as file:
+                    torch.export.save(program, file)
+                with partial.open("rb") as file:
+                    again: Any = torch.export.load(file).module()
+                for size in (1, 3):
+                    x = example(run, size)
+                    with torch.no_grad():
+                        torch.testing.assert_close(again(x), module(x))
+            except (RuntimeError, ValueError, AssertionError, TypeError, NotImplementedError) as error:
+                reason = str(error).strip().splitlines()[0]
+                raise ValueError(
+                    f"this model cannot become a .pt2 file: {reason}; export it as .safetensors"
+                ) from error
+
+
+def example(run: Run, size: int) -> Tensor:
+    like, dtype = run.context.batches.federation.x, run.context.objective.dtype
+    generator = torch.Generator().manual_seed(size)
+    shape = (size, *like.shape[1:])
+    if like.is_floating_point():
+        return torch.rand(shape, generator=generator, dtype=dtype)
+    return torch.randint(0, 2, shape, generator=generator, dtype=like.dtype)

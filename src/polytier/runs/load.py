@@ -1,0 +1,160 @@
+"""A run folder read back: the models, and all that is needed to use them without the data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from polytier.data.batches import Batches
+from polytier.data.federation import Federation
+from polytier.messages.ledger import Ledger
+from polytier.method.context import Context
+from polytier.method.memory import Memory
+from polytier.models.losses import default_loss
+from polytier.models.zoo import make_model
+from polytier.runs import checkpoint
+from polytier.runs.config import PYTHON, make_algorithm
+from polytier.runs.folder import KINDS
+from polytier.runs.read import read_config, read_history, read_json
+from polytier.runs.run import Run, record_of
+from polytier.stack.objective import Objective
+from polytier.stack.rows import pack, unpack
+from polytier.tree import collaboration
+from polytier.tree.participation import Participation
+from polytier.tree.topology import Topology
+
+
+def load_run(folder: Path, model: nn.Module | Mapping[str, nn.Module] | None = None) -> Run:
+    """A run as it was saved, without its data."""
+    config, topology, history = read_config(folder), read_tree(folder), read_history(folder)
+    found = latest(folder)  # checkpoints may have been removed to save space
+    tensors, facts = found[1:] if found else ({}, read_json(folder / "summary.json"))
+    learned = folder / collaboration.FILE
+    matrices = collaboration.load(learned)[0] if learned.exists() else {}
+    if not config.get("models"):
+        assert not isinstance(model, Mapping), "this run has one model"
+        run = load_model(folder / "models", config, topology, history, tensors, facts, model)
+        return replace(run, collaboration=matrices)
+    models = {}
+    for name, own in config["models"].items():
+        part = {k.removeprefix(f"{name}>"): v for k, v in tensors.items() if k.startswith(f"{name}>")}
+        part |= pack("state", unpack(f"state:{name}", tensors)) if tensors else {}
+        records, its = [record_of(record, name) for record in history], {**facts, **facts["models"][name]}
+        settings = {**config, **own}
+        given = model.get(name) if isinstance(model, Mapping) else model
+        models[name] = load_model(folder / "models" / name, settings, topology, records, part, its, given, name)
+    first = next(iter(models.values()))
+    algorithm = make_algorithm(config["algorithm"], config["set"], {n: run.algorithm for n, run in models.items()})
+    scopes: Any = {name: run.context for name, run in models.items()}
+    context: Any = replace(first.context, algorithm=algorithm, topology=topology, scopes=scopes, name="", ledger=None)
+    return Run(
+        algorithm, first.module, None, None, None, first.device_ids, first.team_ids, unpack("state", tensors), history,
+        context, context.ledger, None, facts["seconds"], config, models, matrices,
+    )  # fmt: skip
+
+
+def load_model(
+    folder: Path, config: dict[str, Any], topology: Topology, history: list[dict[str, Any]], tensors: dict[str, Tensor],
+    facts: dict[str, Any], model: nn.Module | None = None, name: str = "",
+) -> Run:  # fmt: skip
+    """The run of one model; `tensors` and `facts` are those of its checkpoint."""
+    parts, about = read_models(folder)
+    if model is None:
+        if config["model"] == PYTHON:
+            raise ValueError(
+                f"the model of {folder} was given in Python; give it again: Run.load(DIR, model=...), several by name"
+            )
+        model = make_model(config["model"], tuple(about["shape"]), about["classes"], config["seed"])
+    dtype: torch.dtype = getattr(torch, config["dtype"])
+    algorithm = make_algorithm(config["algorithm"], config["set"])
+    if algorithm.tiers == 2:
+        topology = topology.flat()  # beside a method with teams the tree has some
+    federation = without_samples(about, topology)
+    loss = default_loss(model, about["classes"] is not None)
+    objective = Objective(model, loss, l2=config["l2"], dtype=dtype, batching=config["batching"])
+    ledger = Ledger(topology)
+    if tensors:
+        ledger.load(tensors, facts.get("traffic") or [record["bytes"] for record in history])
+    context = Context(
+        algorithm, topology, objective, Batches(federation, config["seed"], dtype, keyed=bool(objective.dropouts)),
+        Memory(topology), (Participation(),) * topology.num_tiers, config["seed"], config["batch_size"],
+        config["absent"], facts["device_steps"], ledger=ledger, module=model, name=name,
+    )  # fmt: skip
+    rows = {kind: flat_rows(objective, *found) for kind, found in parts.items()}
+    nobody: tuple[None, np.ndarray] = (None, np.array([]))
+    team, team_ids = rows.get("team", nobody)
+    everywhere = rows.get("global", nobody)[0]
+    state = unpack("state", tensors) if tensors else {} if everywhere is None else everywhere
+    return Run(
+        algorithm, model, rows.get("personal", nobody)[0], team, None if everywhere is None else everywhere[0],
+        federation.ids, team_ids, state, history, context, ledger, None, facts["seconds"], config,
+    )  # fmt: skip
+
+
+def flat_rows(objective: Objective, parts: dict[str, Tensor], ids: np.ndarray) -> tuple[Tensor, np.ndarray]:
+    """[nodes, d] in the order of the module's own parameters."""
+    shapes = {name: tuple(part.shape[1:]) for name, part in parts.items()}
+    if shapes != dict(zip(objective.names, objective.shapes, strict=True)):
+        raise ValueError("the model has other parameters than the ones that were saved; give the model of that run")
+    return torch.cat([parts[name].reshape(len(ids), -1) for name in objective.names], 1), ids
+
+
+def read_tree(folder: Path) -> Topology:
+    tiers = read_json(folder / "topology.json")["tiers"]
+    names = tuple(np.array(tier["ids"]) for tier in tiers)
+    parents = [torch.zeros(1, dtype=torch.int64)]
+    for above, tier in pairwise(tiers):
+        place = {name: k for k, name in enumerate(above["ids"])}
+        parents.append(torch.tensor([place[name] for name in tier["parents"]]))
+    return Topology(names, tuple(parents), torch.tensor(tiers[-1]["row"]))
+
+
+def without_samples(about: dict[str, Any], topology: Topology) -> Federation:
+    """A federation of the run's devices that holds no data."""
+    ids = np.empty_like(topology.names[-1])
+    ids[topology.order.numpy()] = topology.names[-1]
+    x = torch.zeros(0, *about["shape"], dtype=getattr(torch, about["dtype"]))
+    bounds = torch.zeros(len(ids), 4, dtype=torch.int64)
+    return Federation(
+        x, torch.zeros(0, dtype=torch.int64), bounds, ids, num_classes=about["classes"],
+        scale=read_tensor(about["scale"]), shift=read_tensor(about["shift"]),
+    )  # fmt: skip
+
+
+def read_tensor(value: list | None) -> Tensor | None:
+    return None if value is None else torch.tensor(value[1], dtype=getattr(torch, value[0]))
+
+
+def latest(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
+    """The newest checkpoint of a run folder."""
+    try:
+        return checkpoint.latest(folder / "checkpoints")
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ValueError(f"the checkpoint in {folder} cannot be read: {error}; repeat the run") from None
+
+
+def read_models(folder: Path) -> tuple[dict[str, tuple[dict[str, Tensor], np.ndarray]], dict[str, Any]]:
+    """By kind the parameters and ids; and what the models know of their inputs."""
+    found, about = {}, None
+    for path in (folder / f"{kind}.safetensors" for kind in KINDS):
+        if path.exists():
+            try:
+                with safe_open(path, "pt") as file:
+                    meta = file.metadata()
+                    parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                    found[path.stem] = parts, np.array(json.loads(meta["ids"]))
+                    about = json.loads(meta["inputs"])
+            except (SafetensorError, OSError, KeyError, TypeError) as error:
+                raise ValueError(f"{path} cannot be read: {error}; resume or repeat the run") from None
+    if about is None:
+        raise ValueError(f"{folder} holds no models; if the run was cut short, `polytier resume {folder.parent}`")
+    return found, about

@@ -1,0 +1,1 @@
+"""Many models as one tensor: rows, gradients, local solvers."""

@@ -1,0 +1,261 @@
+"""Losses and gradients of a stack of devices, for any torch module and any loss a sample.
+
+A model is a flat row [d]; the module sees views of it. The gradient of a stack [n, d] is
+`vmap(grad(loss))`, traced once a shape and then run without autograd. How a stack is run is its
+`batching`, found by `choose_batching`:
+
+    stacked | the traced graph of n rows
+    single  | the traced graph of one row, row by row: where a row's bits would depend on its neighbours
+    eager   | autograd, row by row: where the module cannot be traced
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from polytier.data.batches import Batch, Group
+from polytier.models.losses import Loss, cross_entropy
+from polytier.stack.rows import aligned
+from polytier.stack.tracing import trace
+from polytier.tree import random
+
+Piece = Tensor | tuple[Tensor, Tensor]  # [n, k], or the factors [n, a, c], [n, c, b] of products with a * b = k
+BATCHINGS = ("stacked", "single", "eager")
+
+
+class Objective:
+    """f(theta) = mean loss over a batch + l2/2 |theta|^2, for every row of a stack."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss = cross_entropy,
+        *,
+        l2: float = 0.0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        batching: str = "stacked",
+    ) -> None:
+        self.module = copy.deepcopy(module).to(device=device, dtype=dtype)
+        self.sample_loss, self.l2, self.dtype, self.batching = loss, l2, dtype, batching
+        self.device = torch.device(device)
+        parameters = dict(self.module.named_parameters())
+        if not parameters:
+            raise ValueError("the model has no parameters to train")
+        self.names = list(parameters)
+        self.shapes = [tuple(p.shape) for p in parameters.values()]
+        self.sizes = [p.numel() for p in parameters.values()]
+        self.dimension = sum(self.sizes)
+        self.initial = torch.cat([p.detach().reshape(-1) for p in parameters.values()]).cpu()  # [d]
+        self.dropouts = key_dropouts(self.module)
+        self.module.eval()  # what else a layer draws in training mode would come from torch's hidden generator
+        self.module.requires_grad_(False)
+        self._compiled: dict[Any, Callable] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_compiled": {}}  # graphs are traced anew in another process
+
+    # -- one row ---------------------------------------------------------------------------------
+
+    def parameters(self, row: Tensor) -> dict[str, Tensor]:
+        """Views of a row [d] (or of a stack [n, d]) by parameter name."""
+        parts = row.split(self.sizes, dim=-1)
+        lead = row.shape[:-1]
+        return {n: p.reshape(*lead, *s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
+
+    def apply(self, row: Tensor, inputs: Tensor, key: Tensor | None = None) -> Tensor:
+        """Outputs [B, ...] of the model `row`; `key` [B] draws the dropout of training."""
+        for layer in self.dropouts:
+            layer.key = key
+        return functional_call(self.module, self.parameters(row), (inputs,))
+
+    def mean_loss(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor | None = None) -> Tensor:
+        return (weight * self.sample_loss(self.apply(row, x, key), y)).sum()
+
+    def row_loss(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor | None = None) -> Tensor:
+        value = self.mean_loss(row, x, y, weight, key)
+        return value + 0.5 * self.l2 * (row * row).sum() if self.l2 else value
+
+    # -- a stack of rows -------------------------------------------------------------------------
+
+    def grad(self, theta: Tensor, batch: Batch, loss: Callable | None = None, extra: tuple = ()) -> Tensor:
+        """[n, d] gradients, each of its own row on its own samples.
+
+        `loss(apply, row, x, y, weight, *extra)` replaces the objective; `extra` are rows [n, ...].
+        """
+        found = self._stack("grad", theta, batch, loss, extra)
+        return found.add_(theta, alpha=self.l2) if self.l2 and loss is None else found
+
+    def grad_pieces(self, theta: Tensor, batch: Batch) -> Iterator[tuple[Tensor | slice, list[Piece]]]:
+        """The same, some rows at a time, as columns that lie side by side: a step need not put a row together."""
+        if self.batching != "stacked":
+            yield slice(None), [self.grad(theta, batch)]
+            return
+        for group in batch.groups:
+            everybody = len(group.x) == len(theta)
+            for part in stacks_of(len(group.x)):
+                rows = part if everybody else torch.arange(len(theta))[group.rows][part]
+                x, data = theta[rows], [t[part] for t in self._data(group)]
+                pieces = self._graph("grad", None, (x, *data), True)
+                yield rows, self._with_l2(pieces, x) if self.l2 else pieces
+
+    def _with_l2(self, pieces: list[Piece], theta: Tensor) -> list[Any]:
+        whole = [columns(piece) for piece in pieces]
+        for piece, x in zip(whole, theta.split([piece.shape[1] for piece in whole], 1), strict=True):
+            piece.add_(x, alpha=self.l2)
+        return whole
+
+    def loss(self, theta: Tensor, batch: Batch, loss: Callable | None = None, extra: tuple = ()) -> Tensor:
+        """[n] values of the objective."""
+        return self._stack("loss", theta, batch, loss, extra)
+
+    def outputs(self, theta: Tensor, inputs: Tensor) -> Tensor:
+        """[n, B, ...] outputs of each row on its own inputs [n, B, ...]."""
+        return self._run("outputs", None, (theta, inputs))
+
+    def sample_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """[n, B] the loss of every sample, from outputs [n, B, ...]; of each row by itself, as in training."""
+        if self.batching == "stacked":
+            return vmap(self.sample_loss)(outputs, targets)
+        return torch.stack([self.sample_loss(o, t) for o, t in zip(outputs, targets, strict=True)])
+
+    def _stack(self, kind: str, theta: Tensor, batch: Batch, loss: Callable | None, extra: tuple) -> Tensor:
+        if len(batch.groups) == 1 and len(batch.groups[0].x) == len(theta):
+            return self._run(kind, loss, (theta, *self._data(batch.groups[0]), *extra))
+        result = None
+        for group in batch.groups:
+            rows = group.rows
+            part = self._run(kind, loss, (theta[rows], *self._data(group), *(e[rows] for e in extra)))
+            result = part.new_zeros((len(theta), *part.shape[1:])) if result is None else result
+            result[rows] = part
+        assert result is not None, "a batch has at least one group"
+        return result
+
+    def _data(self, group: Group) -> tuple[Tensor, ...]:
+        data = (group.x, group.y, group.weight)
+        return data if group.key is None else (*data, group.key)
+
+    def _run(self, kind: str, loss: Callable | None, stacks: tuple[Tensor, ...]) -> Tensor:
+        """Every row of the stacks."""
+        n = len(stacks[0])
+        if self.batching == "eager":
+            return torch.stack([self._eager(kind, loss, [s[i] for s in stacks]) for i in range(n)])
+        if self.batching == "single":
+            return torch.stack([self._traced(kind, loss, [s[i] for s in stacks], False) for i in range(n)])
+        results = [self._traced(kind, loss, [s[part] for s in stacks], True) for part in stacks_of(n)]
+        return results[0] if len(results) == 1 else torch.cat(results)
+
+    def _traced(self, kind: str, loss: Callable | None, inputs: Sequence[Tensor], stacked: bool) -> Tensor:
+        found = self._graph(kind, loss, inputs, stacked)
+        return found if isinstance(found, Tensor) else torch.cat([columns(piece) for piece in found], 1)
+
+    def _graph(self, kind: str, loss: Callable | None, inputs: Sequence[Tensor], stacked: bool) -> Any:
+        inputs = [aligned(inputs[0]) if stacked else inputs[0], *(i.contiguous() for i in inputs[1:])]
+        signature = (kind, loss, stacked, *[i.shape for i in inputs])
+        compiled = self._compiled.get(signature)
+        if compiled is None:
+            function = self._function(kind, loss)
+            function = grad(function) if kind == "grad" else function
+            graph = trace(vmap(function) if stacked else function, inputs, pieces=stacked and kind == "grad")
+            compiled = self._compiled[signature] = graph
+        with torch.no_grad():
+            return compiled(*inputs)
+
+    def _eager(self, kind: str, loss: Callable | None, inputs: list[Tensor]) -> Tensor:
+        function = self._function(kind, loss)
+        if kind != "grad":
+            with torch.no_grad():
+                return function(*inputs)
+        # autograd itself: torch.func does not pass through every old autograd function
+        row = inputs[0].detach().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(function(row, *inputs[1:]), row)[0]
+
+    def _function(self, kind: str, loss: Callable | None) -> Callable:
+        """What is computed for one row, or its gradient is; that of l2 is known, and added by who asks."""
+        if kind == "outputs":
+            return self.apply
+        if loss is None:
+            return self.mean_loss if kind == "grad" else self.row_loss
+
+        def own_loss(row: Tensor, x: Tensor, y: Tensor, weight: Tensor, *rest: Tensor) -> Tensor:
+            key, more = (rest[0], rest[1:]) if self.dropouts else (None, rest)
+            return loss(lambda r, i: self.apply(r, i, key), row, x, y, weight, *more)
+
+        return own_loss
+
+
+def stacks_of(n: int) -> list[slice]:
+    """A multiple of 4 rows at once, then 2 and 1, so that few shapes are traced."""
+    ends = list(itertools.accumulate((n - n % 4, n & 2, n & 1), initial=0))
+    return [slice(start, end) for start, end in itertools.pairwise(ends) if end > start]
+
+
+def columns(piece: Piece) -> Tensor:
+    """[n, k] the numbers of a piece."""
+    return piece if isinstance(piece, Tensor) else torch.bmm(*piece).flatten(1)
+
+
+def choose_batching(objective: Objective, batch: Batch, generator_key: int = 0) -> str:
+    """The fastest batching whose rows do not depend on their neighbours, to the bit; tried on a real batch.
+
+    Nor on where in memory they lie: a row alone is a copy.
+    """
+    noise = random.uniform(random.node_keys(generator_key, torch.arange(batch.num_rows)), objective.dimension)
+    theta = (objective.initial + (0.1 * (noise - 0.5)).to(objective.dtype)).to(objective.device)
+    found, before = "eager", [group.x.clone() for group in batch.groups]
+    for batching in ("stacked", "single"):
+        objective.batching = batching
+        try:
+            whole = objective.grad(theta, batch)
+            alone = [objective.grad(theta[i : i + 1].clone(), batch.row(i)) for i in range(len(theta))]
+            values = objective.loss(theta, batch)
+            values_alone = [objective.loss(theta[i : i + 1].clone(), batch.row(i)) for i in range(len(theta))]
+        except (RuntimeError, NotImplementedError, TypeError, ValueError, KeyError, AssertionError):
+            continue  # not traceable or not stackable: the next one down
+        if torch.equal(whole, torch.cat(alone)) and torch.equal(values, torch.cat(values_alone)):
+            found = batching
+            break
+    objective.batching = found
+    objective.grad(theta, batch)
+    if not all(torch.equal(x, group.x) for x, group in zip(before, batch.groups, strict=True)):
+        raise ValueError(
+            "the model changes its inputs in place, which others use too; let its forward make new tensors"
+        )
+    return found
+
+
+class KeyedDropout(nn.Module):
+    """Dropout whose mask is drawn from a key a sample, so that it is the same in any stack."""
+
+    def __init__(self, p: float, layer: int, channels: bool) -> None:
+        super().__init__()
+        self.p, self.layer, self.channels = p, layer, channels
+        self.key: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.key is None or self.p == 0:
+            return x
+        shape = x.shape[1:2] if self.channels else x.shape[1:]
+        draws = random.uniform(random.node_keys(self.layer, self.key), math.prod(shape))
+        mask = (draws >= self.p).to(x.dtype) / (1 - self.p)
+        return x * mask.reshape(len(x), *shape, *[1] * (x.ndim - 1 - len(shape)))
+
+
+def key_dropouts(module: nn.Module) -> list[KeyedDropout]:
+    """Replace every dropout layer inside `module` by a keyed one."""
+    found: list[KeyedDropout] = []
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+                found.append(KeyedDropout(child.p, len(found), not isinstance(child, nn.Dropout)))
+                setattr(parent, name, found[-1])
+    return found

@@ -1,0 +1,1 @@
+"""Several runs: comparisons, searches, reproductions, measurements."""

@@ -1,0 +1,109 @@
+"""`polytier bench`: the engine beside a hand-written loop and the bare kernels, in one run."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polytier._errors import unknown
+from polytier._terminal import say, wide_console
+from polytier.report.speeds import print_speeds
+from polytier.runs.config import versions
+from polytier.studies.bench_works import WORKS, Kernels, Loop, Work, floats, run_engine
+
+SECONDS = 1.0  # of one measurement, about
+
+Run = Callable[[int], Any]  # so many rounds
+
+
+def bench_works(names: Sequence[str], file: Path | None, repeat: int, workers: int | None) -> None:
+    """Measure the works of these names (none: all), print a table, and write it to `file` as JSON."""
+    for name in names:
+        if name not in WORKS:
+            raise unknown("work", name, list(WORKS))
+    if file is not None:
+        check_writable(file)
+    cores, threads = os.cpu_count() or 1, torch.get_num_threads()
+    facts = {"versions": versions(), "cores": cores, "threads": threads, "workers": workers or cores, "repeat": repeat}
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # Windows has none
+    if load > cores / 2:
+        say(f"the machine is busy (load {load:.1f} on {cores} cores); loop and kernels use threads, which suffer most")
+    figures: list[dict[str, Any]] = []
+    for name in dict.fromkeys(names or WORKS):
+        say(f"{name}: {WORKS[name].described()}")
+        figures.append({"work": name, "setting": asdict(WORKS[name]), **measure(WORKS[name], repeat, workers or cores)})
+        if file is not None:  # after each work: an interrupt loses one and not all
+            file.write_text(json.dumps({**facts, "works": figures}, indent=2) + "\n", encoding="utf-8")
+    print_speeds(wide_console(), {**facts, "works": figures})
+
+
+def check_writable(file: Path) -> None:
+    """Better now than after minutes of work."""
+    if file.is_dir() or not file.parent.is_dir():
+        wrong = f"{file} is a folder" if file.is_dir() else f"there is no folder {file.parent}"
+        raise ValueError(f"--json {file}: {wrong}; name a file, such as bench.json")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise ValueError(f"--json {file} cannot be written; name a file in a folder of yours")
+
+
+def measure(work: Work, repeat: int, workers: int) -> dict[str, Any]:
+    """Device steps a second of each contender, and the engine's speed as a multiple of the others'."""
+    threads = torch.get_num_threads()
+    x, y = work.data()
+    federation, inputs, targets = work.federation(x, y), floats(x), torch.from_numpy(y)
+    runs: dict[str, Run] = {"loop": Loop(work, inputs, targets).run}
+    if work.has_kernels:
+        runs["kernels"] = fastest(Kernels(work, inputs, targets)).run
+    with ExitStack() as stack:
+        for name, number in (("engine", workers), ("one_worker", 1)):
+            if name == "engine" or workers > 1:
+                runs[name] = partial(run_engine, stack.enter_context(work.training(federation, number)))
+        own = {name: 1 if name in ("engine", "one_worker") else threads for name in runs}
+        rounds = {name: calibrate(run, own[name]) for name, run in runs.items()}
+        speeds: dict[str, list[float]] = {name: [] for name in runs}
+        for _ in range(repeat):  # interleaved, so that a noisy machine shows as spread
+            for name, run in runs.items():
+                speeds[name].append(work.device_steps * rounds[name] / timed(run, rounds[name], own[name]))
+    medians = {name: statistics.median(values) for name, values in speeds.items()}
+    return {
+        **{name: {"median": medians[name], "min": min(v), "max": max(v)} for name, v in speeds.items()},
+        "engine_over_loop": medians["engine"] / medians["loop"],
+        "engine_over_kernels": medians["engine"] / medians["kernels"] if work.has_kernels else None,
+    }
+
+
+def timed(run: Run, rounds: int, threads: int) -> float:
+    torch.set_num_threads(threads)
+    started = time.perf_counter()
+    run(rounds)
+    return time.perf_counter() - started
+
+
+def calibrate(run: Run, threads: int) -> int:
+    """How many rounds last long enough; by then graphs are traced and workers have started."""
+    timed(run, 2, threads)
+    rounds = 1
+    while (took := timed(run, rounds, threads)) < SECONDS / 2:
+        rounds *= 2
+    return max(1, round(rounds * SECONDS / took))
+
+
+def fastest(kernels: Kernels) -> Kernels:
+    """With the tile, from one device to all of them, that makes the kernels fastest: they are the bound."""
+    took = {}
+    for tile in kernels.tiles():
+        kernels.tile = tile
+        passes = [timed(lambda _: kernels.fedavg_round(kernels.state), 1, torch.get_num_threads()) for _ in range(3)]
+        took[tile] = min(passes)
+    kernels.tile = min(took, key=took.__getitem__)
+    return kernels

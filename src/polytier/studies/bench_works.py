@@ -1,0 +1,239 @@
+"""The works that `polytier bench` measures, each in three forms: a hand-written loop, bare kernels, the engine.
+
+All three start from the same parameters and answer the global model's after some rounds, so that a test can tell
+that they compute the same. Data are random: nothing here depends on what is learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polytier.algorithms.fedavg import FedAvg
+from polytier.algorithms.permfl import PerMFL
+from polytier.data.federation import Federation
+from polytier.method.algorithm import Algorithm
+from polytier.models.zoo import make_model
+from polytier.runs.loop import Training
+
+CLASSES = 10
+ALPHA, ETA, BETA, LAMBDA, GAMMA = 0.01, 0.03, 0.6, 0.5, 1.5  # PerMFL's letters; FedAvg has alpha alone
+
+Parameters = list[Tensor]  # weight, bias, weight, bias, ...
+
+
+@dataclass(frozen=True)
+class Work:
+    """FedAvg on random data; PerMFL where there are teams. Each device walks through its samples in batches."""
+
+    model: str
+    inputs: tuple[int, ...]  # the shape of a sample; images, with channels, are uint8
+    devices: int
+    batch: int
+    batches: int = 20  # a device's samples, in batches
+    steps: int = 20
+    teams: int = 0
+    team_rounds: int = 1
+
+    @property
+    def device_steps(self) -> int:
+        """Gradient steps of all devices in a round."""
+        return self.devices * self.steps * self.team_rounds
+
+    @property
+    def has_kernels(self) -> bool:
+        """Dense layers alone: the products of a stack of devices are single calls."""
+        return not self.model.startswith("cnn")
+
+    @property
+    def algorithm(self) -> Algorithm:
+        if not self.teams:
+            return FedAvg(ALPHA, self.steps)
+        return PerMFL(ALPHA, ETA, BETA, LAMBDA, GAMMA, self.steps, self.team_rounds)
+
+    def described(self) -> str:
+        method = f"PerMFL, {self.teams} teams of {self.team_rounds} rounds" if self.teams else "FedAvg"
+        sizes = "x".join(map(str, self.inputs))
+        return f"{method}, {self.model} on {sizes}, {self.devices} devices, {self.steps} steps on {self.batch} samples"
+
+    def module(self) -> nn.Module:
+        return make_model(self.model, self.inputs, CLASSES, 0)
+
+    def data(self) -> tuple[np.ndarray, np.ndarray]:
+        """x [devices, samples, ...] and y [devices, samples]."""
+        rng, shape = np.random.default_rng(0), (self.devices, self.batches * self.batch)
+        if len(self.inputs) > 1:
+            x = rng.integers(0, 256, (*shape, *self.inputs), dtype=np.uint8)
+        else:
+            x = rng.random((*shape, *self.inputs), dtype=np.float32)
+        return x, rng.integers(0, CLASSES, shape)
+
+    def federation(self, x: np.ndarray, y: np.ndarray) -> Federation:
+        n, samples = y.shape
+        owner = np.repeat(np.arange(n), samples)
+        team = owner // (n // self.teams) if self.teams else None
+        flat = x.reshape(n * samples, *self.inputs)
+        return Federation.from_arrays(flat, y.reshape(-1), owner, team, shares=(1, 0, 0), num_classes=CLASSES)
+
+    def training(self, federation: Federation, workers: int) -> Training:
+        return Training(self.algorithm, federation, self.model, batch_size=self.batch, workers=workers)
+
+
+WORKS = {
+    "common": Work("mclr", (784,), devices=40, batch=32),
+    "synthetic": Work("mclr", (60,), devices=100, batch=32),
+    "dnn": Work("dnn:100", (784,), devices=40, batch=32),
+    "wide": Work("dnn:500x200", (784,), devices=20, batch=20),
+    "permfl": Work("mclr", (1, 28, 28), devices=40, batch=124, batches=10, teams=4, team_rounds=10),
+    "cnn": Work("cnn-fmnist", (1, 28, 28), devices=8, batch=32, batches=10, steps=10),
+}
+
+
+def floats(x: np.ndarray) -> Tensor:
+    """What a model sees, made once: whoever writes a loop by hand scales images when they are loaded."""
+    return torch.from_numpy(x).float().div_(255) if x.dtype == np.uint8 else torch.from_numpy(x)
+
+
+def flat(parameters: Sequence[Tensor]) -> Tensor:
+    """[1, d], as the engine's server keeps it."""
+    return torch.cat([p.detach().reshape(1, -1) for p in parameters], 1)
+
+
+def run_engine(training: Training, rounds: int) -> Tensor:
+    """Rounds without their evaluation."""
+    for _ in range(rounds):
+        training.step()
+    assert isinstance(training.state, Tensor)
+    return training.state
+
+
+# -- what people write ---------------------------------------------------------------------------------
+
+State = dict[str, Tensor]
+
+
+class Loop:
+    """One module for all devices, load_state_dict for each, torch.optim.SGD, a randperm an epoch, gathers."""
+
+    def __init__(self, work: Work, x: Tensor, y: Tensor) -> None:
+        self.work, self.x, self.y = work, x, y
+        self.model, self.criterion = work.module(), nn.CrossEntropyLoss()
+        self.state = copied(self.model)
+
+    def run(self, rounds: int) -> Tensor:
+        for _ in range(rounds):
+            self.state = self.permfl_round(self.state) if self.work.teams else self.fedavg_round(self.state)
+        return flat(list(self.state.values()))
+
+    def fedavg_round(self, x: State) -> State:
+        return mean([self.device(c, x) for c in range(self.work.devices)])
+
+    def permfl_round(self, x: State) -> State:
+        teams, size = [], self.work.devices // self.work.teams
+        for first in range(0, self.work.devices, size):
+            w = x
+            for _ in range(self.work.team_rounds):
+                theta = mean([self.device(c, w, LAMBDA) for c in range(first, first + size)])
+                w = {k: w[k] - ETA * (LAMBDA * (w[k] - theta[k]) + GAMMA * (w[k] - x[k])) for k in w}
+            teams.append(w)
+        w = mean(teams)
+        return {k: x[k] - BETA * GAMMA * (x[k] - w[k]) for k in x}
+
+    def device(self, c: int, start: State, pull: float = 0.0) -> State:
+        work, model = self.work, self.model
+        model.load_state_dict(start)
+        optimizer = torch.optim.SGD(model.parameters(), lr=ALPHA)
+        order = torch.randperm(self.x.shape[1])
+        for s in range(work.steps):
+            k = s % work.batches
+            if s and k == 0:
+                order = torch.randperm(self.x.shape[1])
+            i = order[k * work.batch : (k + 1) * work.batch]
+            optimizer.zero_grad()
+            self.criterion(model(self.x[c, i]), self.y[c, i]).backward()
+            if pull:
+                with torch.no_grad():
+                    for name, p in model.named_parameters():
+                        assert p.grad is not None
+                        p.grad += pull * (p - start[name])
+            optimizer.step()
+        return copied(model)
+
+
+def copied(model: nn.Module) -> State:
+    return {k: v.clone() for k, v in model.state_dict().items()}
+
+
+def mean(states: list[State]) -> State:
+    return {k: torch.stack([s[k] for s in states]).mean(0) for k in states[0]}
+
+
+# -- the bare kernels ----------------------------------------------------------------------------------
+
+
+class Kernels:
+    """Products, activations, softmax and update of stacks of devices, in place, on data that lie in batches.
+
+    No gathers, no autograd, no bookkeeping. `tile` devices are a stack; all steps of one before the next one starts.
+    """
+
+    def __init__(self, work: Work, x: Tensor, y: Tensor) -> None:
+        self.work, self.tile, self.pull = work, work.devices, LAMBDA if work.teams else 0.0
+        self.x = x.view(work.devices, work.batches, work.batch, -1)
+        self.onehot = nn.functional.one_hot(y, CLASSES).float().view(*self.x.shape[:3], CLASSES)
+        self.state: Parameters = [p.detach().clone() for p in work.module().parameters()]
+
+    def tiles(self) -> list[int]:
+        return [size for size in range(1, self.work.devices + 1) if self.work.devices % size == 0]
+
+    def run(self, rounds: int) -> Tensor:
+        for _ in range(rounds):
+            self.state = self.permfl_round(self.state) if self.work.teams else self.fedavg_round(self.state)
+        return flat(self.state)
+
+    def fedavg_round(self, x: Parameters) -> Parameters:
+        theta = self.devices([p.expand(self.work.devices, *p.shape) for p in x])
+        return [p.mean(0) for p in theta]
+
+    def permfl_round(self, x: Parameters) -> Parameters:
+        m, size = self.work.teams, self.work.devices // self.work.teams
+        w = [p.expand(m, *p.shape) for p in x]
+        for _ in range(self.work.team_rounds):
+            theta = self.devices([p.repeat_interleave(size, 0) for p in w])
+            means = [p.view(m, size, *p.shape[1:]).mean(1) for p in theta]
+            w = [a - ETA * (LAMBDA * (a - t) + GAMMA * (a - p)) for a, t, p in zip(w, means, x, strict=True)]
+        return [p - BETA * GAMMA * (p - a.mean(0)) for p, a in zip(x, w, strict=True)]
+
+    def devices(self, start: Parameters) -> Parameters:
+        """All local steps of all devices from the stacks `start`."""
+        tiles = [slice(k, k + self.tile) for k in range(0, self.work.devices, self.tile)]
+        ends = [self.solve([p[t] for p in start], self.x[t], self.onehot[t]) for t in tiles]
+        return [torch.cat(parts) for parts in zip(*ends, strict=True)]
+
+    def solve(self, start: Parameters, x: Tensor, onehot: Tensor) -> Parameters:
+        theta = [p.clone(memory_format=torch.contiguous_format) for p in start]
+        weights, biases = theta[0::2], [b.unsqueeze(1) for b in theta[1::2]]  # [n, out, in], [n, 1, out]
+        scale, last = -ALPHA / self.work.batch, len(weights) - 1
+        outputs = [torch.empty(len(x), self.work.batch, w.shape[1]) for w in weights]
+        errors = [torch.empty_like(z) for z in outputs]
+        for s in range(self.work.steps):
+            layers = [x[:, s % self.work.batches], *outputs[:-1]]  # what goes into each, [n, batch, in]
+            for k, (w, b) in enumerate(zip(weights, biases, strict=True)):
+                torch.baddbmm(b, layers[k], w.transpose(1, 2), out=outputs[k])
+                if k < last:
+                    outputs[k].relu_()
+            torch.softmax(outputs[last], 2, out=errors[last]).sub_(onehot[:, s % self.work.batches])
+            for k in range(last, 0, -1):
+                back = torch.bmm(errors[k], weights[k], out=errors[k - 1])
+                torch.ops.aten.threshold_backward.grad_input(back, outputs[k - 1], 0, grad_input=back)
+            if self.pull:  # the gradient is known: theta may move towards its anchor
+                for p, anchor in zip(theta, start, strict=True):
+                    p.lerp_(anchor, ALPHA * self.pull)
+            for w, b, error, h in zip(weights, biases, errors, layers, strict=True):
+                w.baddbmm_(error.transpose(1, 2), h, alpha=scale)
+                b.add_(error.sum(1, keepdim=True), alpha=scale)
+        return theta

@@ -1,0 +1,203 @@
+"""Several methods on one split and one protocol: what is run, and the processes that run it.
+
+The folder of a comparison holds, for every method and seed, METHOD-SEED.toml, what was asked for, and METHOD-SEED, the
+run folder; then compare.json and compare.csv. The same comparison again goes on where it ended: finished runs are
+reused, others are resumed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polytier._terminal import FAULT, fail, say, silence, wide_console
+from polytier._terminal import INTERRUPTED as EXIT_INTERRUPTED
+from polytier.report import comparison
+from polytier.report.comparison import DONE, FILE, INTERRUPTED, NOT_APPLICABLE, WAITING
+from polytier.runs.config import (
+    Config,
+    algorithm_kind,
+    is_file,
+    make_algorithm,
+    make_federation,
+    merge_fields,
+    prepare,
+    resolve,
+    several,
+)
+from polytier.runs.defaults import settings
+from polytier.studies.run_queue import Task, check_same, run_tasks
+
+if TYPE_CHECKING:
+    from polytier.method.algorithm import Algorithm
+
+
+def compare_methods(
+    shared: Config, names: Sequence[str], fields: Sequence[str], steps: int | None, seeds: int, out: Path | None,
+    until: float, jobs: int, quiet: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """All of `polytier compare`: `fields` are METHOD.FIELD=VALUE texts."""
+    configs, notes = settle(shared, names, fields, steps)
+    out = out or free_folder("compare", shared)
+    tasks = make_tasks(configs, seeds, out)
+    check(tasks, out)
+    settings = {
+        "methods": list(names), "seeds": sorted({task.config.seed for task in tasks}), "until": until, "steps": steps,
+        "set": {name: config.set for name, config in configs.items()}, "notes": notes,
+        **shared.model_dump(exclude={"algorithm", "set", "seed", "out"}, exclude_none=True),
+    }  # fmt: skip
+    show = not (quiet or as_json)
+    for note in notes if show else ():
+        say(note)
+
+    def write() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        records = comparison.make_records(out, (task.entry() for task in tasks), until)
+        methods = comparison.by_method(out, records)
+        comparison.write(out, settings, records, methods)
+        return methods, records
+
+    if not (out / FILE).exists():
+        from polytier.runs.folder import claim
+
+        claim(out)
+    write()  # the folder is known as a comparison from here on
+    try:
+        run_tasks(tasks, out, jobs, show)
+    finally:
+        methods, records = write()
+    if as_json:
+        print((out / FILE).read_text(encoding="utf-8"), end="")
+    elif quiet:
+        print(out)
+    else:
+        comparison.print_comparison(wide_console(), methods, records, until, out)
+    states = {task.state for task in tasks}
+    if states & {INTERRUPTED, WAITING}:
+        raise fail(f"interrupted; go on with the same command and --out {out}", EXIT_INTERRUPTED)
+    if DONE not in states:
+        raise fail("no run came to its end", FAULT)
+
+
+# -- what is run --------------------------------------------------------------------------------------
+
+
+def protocol(what: str | None, flags: Mapping[str, Any]) -> Config:
+    """What all methods share. A file's own fields are those of the file's own method."""
+    if what is not None and not is_file(what):
+        raise ValueError(f"{what!r} is no FILE.toml; methods are written with commas and come first: permfl,fedavg")
+    config = resolve(what, flags)
+    return config.model_copy(update={"out": None, "workers": config.workers or 1})
+
+
+def settle(
+    shared: Config, names: Sequence[str], texts: Sequence[str], steps: int | None
+) -> tuple[dict[str, Config], list[str]]:
+    """The configuration of each method, and notes on what could not be the same for all."""
+    if not all(names) or len(set(names)) < len(names):
+        raise ValueError(f"methods are different names with commas between: permfl,fedavg; got {','.join(names)!r}")
+    kinds = {name: algorithm_kind(name) for name in names}
+    own: dict[str, list[str]] = {name: [] for name in names}
+    for text in texts:
+        name = max((name for name in names if text.startswith(f"{name}.")), key=len, default=None)
+        if name is None:
+            there = f"METHOD one of {', '.join(names)}"
+            raise ValueError(f"--set {text!r}: write METHOD.FIELD=VALUE, {there}: --set {names[0]}.device_lr=0.05")
+        own[name].append(text.removeprefix(f"{name}."))
+    if shared.models is not None and not any("models" in kind.__dataclass_fields__ for kind in kinds.values()):
+        raise ValueError("--models are trained by mfa-rr and mfa-rand alone, and none of these is compared")
+    tiers = 0 if steps is None else team_tiers(make_federation(shared)[1].teams)
+    configs, notes = {}, []
+    for name, kind in kinds.items():
+        given = merge_fields({}, own[name])
+        fields = dict(shared.set) if name == shared.algorithm else {}
+        config = shared.model_copy(update={"algorithm": name})
+        if steps is not None:
+            tuned = {field: value for field, (value, _) in settings(name, shared.data, shared.model, steps).items()}
+            wanted = step_fields(kind, {**fields, **tuned, **given}.get("device_steps"), steps, tiers)
+            fields |= wanted | tuned
+            more = max(1, round(steps * kind.budget.get("rounds", 0)))
+            config = config.model_copy(update={"rounds": more * config.rounds, "eval_every": more * config.eval_every})
+            if more > 1:
+                notes.append(f"{name}: {more} of its rounds are one here, with about {steps} gradients of a device")
+            elif any(given.get(key, value) != value for key, value in wanted.items()):
+                notes.append(f"{name} keeps what --set says: it may take another number of steps a round than {steps}")
+        config = config.model_copy(update={"set": merge_fields(fields, own[name])})
+        if not several(config.model_copy(update={"models": None})):
+            config = config.model_copy(update={"models": None})  # these are for methods that train several
+            make_algorithm(name, config.set)  # bad fields are found here
+        configs[name] = config
+    return configs, notes
+
+
+def team_tiers(teams: str | None) -> int:
+    return 0 if teams in (None, "0", "none") else 1 + teams.count("x")
+
+
+def step_fields(kind: type[Algorithm], inner: Any, steps: int, tiers: int) -> dict[str, int]:
+    """Fields with which a device takes `steps` gradient steps a round, as the method's `budget` shares them out.
+
+    Where rounds of teams (of every tier) or local rounds repeat device_steps, these stay what they are (or `inner`, if
+    that is given) as far as they divide `steps`; the rounds do the rest.
+    """
+    known = {each.name: each.default for each in dataclasses.fields(kind)}
+    depth = {"team_rounds": tiers, "local_rounds": 1}
+    rounds = next((name for name in depth if name in known and depth[name]), None)
+    if rounds is None:
+        return {
+            name: max(1, round(share * steps))
+            for name, share in kind.budget.items()
+            if name in known or "models" in known
+        }
+    inner = inner if isinstance(inner, int) else known["device_steps"]
+    inner = steps if depth[rounds] > 1 else math.gcd(steps, inner)
+    return {"device_steps": inner, rounds: steps // inner}
+
+
+def make_tasks(configs: Mapping[str, Config], seeds: int, out: Path) -> list[Task]:
+    """All methods with the first seed, then all with the next one."""
+    first = next(iter(configs.values())).seed
+    tasks = [
+        Task(name, config.model_copy(update={"seed": seed}), out / f"{slug(name)}-{seed}")
+        for seed in range(first, first + seeds)
+        for name, config in configs.items()
+    ]
+    for task in tasks:
+        task.look()
+        if task.state == WAITING and task.config.models is None and several(task.config):
+            task.state, task.reason = NOT_APPLICABLE, "it trains several models; say how many with --models"
+    return tasks
+
+
+def slug(text: str) -> str:
+    """Fit to be a folder's name."""
+    return re.sub(r"[^\w.-]+", "-", text)
+
+
+def free_folder(what: str, config: Config) -> Path:
+    """runs/WHAT-DATA-N, the first that is not taken."""
+    from polytier.runs.folder import next_free
+
+    return next_free(Path("runs"), slug(f"{what}-{Path(config.data).name.removesuffix('.npz')}"))
+
+
+def check(tasks: Sequence[Task], out: Path) -> None:
+    """Advice about bad input, before anything is written."""
+    if out.exists() and not (out.is_dir() and ((out / FILE).exists() or not any(out.iterdir()))):
+        raise ValueError(f"{out} exists and is no comparison (it has no {FILE}); name another one")
+    check_same(tasks)
+    if any(task.state == DONE for task in tasks):
+        return  # what all share is right
+    faults = []
+    with silence():  # the runs themselves will say what there is to say
+        for task in (t for t in tasks if t.state == WAITING and t.config.seed == tasks[0].config.seed):
+            try:
+                prepare(task.config)[0].close()
+                return
+            except ValueError as error:
+                faults.append(error)
+    if faults:
+        raise faults[0]  # no method can start

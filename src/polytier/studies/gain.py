@@ -1,0 +1,177 @@
+"""What is gained by training several models together: M T_1 / T_M (Bhuyan, Moharir, Joshi 2022, Eq. 3), measured.
+
+T_1 | rounds of each model alone, by its own method on all devices; what its global model has reached in the last one
+      is the model's target: its accuracy or, where there is none, its loss
+T_M | the first round of training together in which every model is as good as its target, all at once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from polytier.runs.evaluate import evaluate
+from polytier.runs.loop import Training
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The gain by seeds.
+
+    models  | M
+    single  | T_1
+    most    | the round in which training together gave up
+    targets | by seed: model -> what it reached alone
+    rounds  | by seed: T_M, or None if a target was not reached
+    """
+
+    models: int
+    single: int
+    most: int
+    targets: dict[int, dict[str, float]]
+    rounds: dict[int, int | None]
+
+    @property
+    def gains(self) -> dict[int, float]:
+        """By seed, of those that reached the targets."""
+        return {seed: self.models * self.single / rounds for seed, rounds in self.rounds.items() if rounds is not None}
+
+    @property
+    def mean(self) -> float | None:
+        """Over the seeds that reached the targets; None if none did."""
+        return fmean(self.gains.values()) if self.gains else None
+
+    @property
+    def deviation(self) -> float | None:
+        return stdev(self.gains.values()) if len(self.gains) > 1 else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """In which the mean lies with 95 % confidence (Student's t); None with fewer than two seeds."""
+        if self.mean is None or self.deviation is None:
+            return None
+        from scipy.stats import t
+
+        n = len(self.gains)
+        half = float(t.ppf(0.975, n - 1)) * self.deviation / n**0.5
+        return self.mean - half, self.mean + half
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        derived = ("gains", "mean", "deviation", "interval")
+        return {**asdict(self), **{name: getattr(self, name) for name in derived}}
+
+    def __str__(self) -> str:
+        missing = len(self.rounds) - len(self.gains)
+        lost = f"not reached in {self.most} rounds by {missing} of {len(self.rounds)} seeds" if missing else ""
+        if self.mean is None:
+            return lost
+        text = f"{self.mean:.2f}"
+        if self.interval is not None:
+            text += " ({:.2f} .. {:.2f})".format(*self.interval)
+        return f"{text}; {lost}" if lost else text
+
+
+def measure_gain(
+    make: Callable[[int], Training], single_rounds: int, seeds: Iterable[int], split: str = "test",
+    most_rounds: int | None = None, progress: Callable[[str], None] = lambda text: None,
+) -> Gain:  # fmt: skip
+    """The gain of training together what `make(seed)` makes, a training of several models that has not begun.
+
+    Each model is first trained alone for `single_rounds`, with all its settings; models that are alike once for all.
+    Then they are trained together until all have reached their targets on `split`, for at most `most_rounds`
+    (by default 10 M T_1, a gain of 0.1). `progress` is told what has been found.
+    """
+    if single_rounds < 1:
+        raise ValueError(f"each model is trained alone for at least 1 round; got {single_rounds}")
+    targets: dict[int, dict[str, float]] = {}
+    rounds: dict[int, int | None] = {}
+    number = most = 0
+    for seed in seeds:
+        with make(seed) as together:
+            number = len(together.context.scopes)
+            most = most_rounds or 10 * number * single_rounds
+            targets[seed] = found = targets_of(together, single_rounds, split)
+            progress(f"seed {seed}: alone {', '.join(f'{name} {value:.4g}' for name, value in found.items())}")
+            rounds[seed] = rounds_together(together, found, most, split)
+            progress(f"seed {seed}: {Gain(number, single_rounds, most, {}, {seed: rounds[seed]})}")
+    if not rounds:
+        raise ValueError("a gain is measured over at least one seed; none is given")
+    return Gain(number, single_rounds, most, targets, rounds)
+
+
+def targets_of(together: Training, rounds: int, split: str) -> dict[str, float]:
+    """What each model reaches alone."""
+    if not together.context.scopes:
+        raise ValueError(f"{type(together.algorithm).__name__} trains one model; a gain needs a wrapper of several")
+    for (
+        name,
+        context,
+    ) in together.context.scopes.items():  # before the first round: it may be a long way to the last one
+        figure(evaluate(context, together.part_state(name), 0).figures(), name, split)
+    seen: list[tuple[tuple[Any, ...], float]] = []
+    result = {}
+    for name in together.context.scopes:
+        what = identity(together, name)
+        reached = next((value for other, value in seen if other == what), None)
+        if reached is None:
+            with alone(together, name, rounds) as single:
+                run = single.run(rounds)
+            reached = figure(run.history[-1], name, split)[1]
+            seen.append((what, reached))
+        result[name] = reached
+    return result
+
+
+def rounds_together(together: Training, targets: dict[str, float], most: int, split: str) -> int | None:
+    """The first round in which all targets are reached."""
+
+    def reached() -> bool:
+        return bool(together.history) and all(
+            as_good(*figure(together.history[-1]["models"][name], name, split), target)
+            for name, target in targets.items()
+        )
+
+    together.eval_every = 1
+    together.run(most, stop=reached)
+    return together.round if reached() else None
+
+
+def figure(figures: dict[str, Any], name: str, split: str) -> tuple[str, float]:
+    """The accuracy of the global model; its loss, where there is none."""
+    if "global" not in figures:
+        raise ValueError(f"the method of {name} has no global model, and by that a gain is measured; try fedavg")
+    if split not in figures["global"]:
+        raise ValueError(f"{name} has no samples to judge by in the split {split}; try {', '.join(figures['global'])}")
+    found = figures["global"][split]
+    metric = "accuracy" if "accuracy" in found else "loss"
+    return metric, found[metric]
+
+
+def as_good(metric: str, value: float, target: float) -> bool:
+    return value >= target if metric == "accuracy" else value <= target
+
+
+def identity(together: Training, name: str) -> tuple[Any, ...]:
+    """What a model's training alone depends on, beside what all share."""
+    context, settings = together.context.scopes[name], together.settings["models"][name]
+    module = context.module if settings["model"] == "python" else None  # by name: the settings say it
+    return context.algorithm, id(context.batches.federation), id(module), id(context.objective.sample_loss), settings
+
+
+def alone(together: Training, name: str, rounds: int) -> Training:
+    """The same training of one of the models, by itself; judged after the last round."""
+    context, engine = together.context.scopes[name], together.context.engine
+    rules, objective = context.participation, context.objective
+    single = Training(
+        context.algorithm, context.batches.federation, context.module, seed=context.seed, topology=context.topology,
+        loss=objective.sample_loss, metrics=context.metrics, l2=objective.l2, team_participation=rules[1],
+        device_participation=rules[-1], absent=context.absent, batch_size=context.batch_size, eval_every=rounds,
+        workers=None if together.choose_workers else engine.workers, tile=engine.tiles[name],  # type: ignore[attr-defined]
+        dtype=together.settings["dtype"], on=together.settings["on"], codec=together.codec.name,
+        batching=objective.batching,
+    )  # fmt: skip
+    single.context.objective = objective  # its graphs are traced
+    return single

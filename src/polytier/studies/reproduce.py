@@ -1,0 +1,220 @@
+"""A paper's tables and figures by one command: its runs, a verdict a row, a page.
+
+The folder holds runs/, a run folder for every run of the plan and seed (finished ones are reused, others are resumed);
+reproduction.json and results.md, the figures beside the paper's; figures/; and report.html, all of it to look at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polytier import papers
+from polytier._terminal import FAULT, fail, say, silence, wide_console
+from polytier._terminal import INTERRUPTED as EXIT_INTERRUPTED
+from polytier._text import duration
+from polytier.papers import verdicts as reproduction
+from polytier.papers.plan import Item, Run
+from polytier.report.blocks import Cell, Panels, Section, Table, Text
+from polytier.report.comparison import DONE, INTERRUPTED, NOT_APPLICABLE, WAITING
+from polytier.report.tables import line, table
+from polytier.runs.config import Config, check_config, several
+from polytier.studies.compare import slug
+from polytier.studies.run_queue import Task, check_same, run_tasks
+
+FILE = "reproduction.json"
+
+
+def reproduce_paper(
+    what: str, scale: str, data_dir: Path | None, out: Path | None, jobs: int | None, dry_run: bool, quiet: bool
+) -> None:
+    """All of `polytier reproduce`."""
+    paper, items = papers.chosen(what, scale)
+    out = out or Path("runs") / f"reproduce-{paper}-{scale}"
+    runs = {run.name: run for item in items for run in item.runs()}
+    tasks = make_tasks(list(runs.values()), data_dir, out / "runs")
+    if dry_run:
+        print_plan(runs, tasks)
+        return
+    if out.exists() and not (out.is_dir() and ((out / FILE).exists() or not any(out.iterdir()))):
+        raise ValueError(f"{out} exists and is no reproduction (it has no {FILE}); name another --out")
+    check_same(tasks)
+    (out / "runs").mkdir(parents=True, exist_ok=True)
+    if not (out / FILE).exists():
+        (out / FILE).write_text("{}\n", encoding="utf-8")  # the folder is known as a reproduction from here on
+    try:
+        run_tasks(tasks, out / "runs", jobs or os.cpu_count() or 1, not quiet)
+    finally:
+        tables = write(out, f"{paper}, {scale}", items, tasks)
+    states = {task.state for task in tasks}
+    if quiet:
+        print(out)
+    else:
+        for found in tables:
+            print_table(found)
+        line(wide_console(), f"page: {out / 'report.html'}")
+    if states & {INTERRUPTED, WAITING}:
+        raise fail("interrupted; go on with the same command", EXIT_INTERRUPTED)
+    if DONE not in states:
+        raise fail("no run came to its end", FAULT)
+
+
+# -- what is run --------------------------------------------------------------------------------------
+
+
+def make_tasks(runs: Sequence[Run], data_dir: Path | None, folder: Path) -> list[Task]:
+    """All runs with their first seed, then all with the next one. Those whose data are not there say so."""
+    where = {} if data_dir is None else {"data_dir": str(data_dir)}
+    missing: dict[str, str] = {}
+    tasks = []
+    for seed in range(max(run.seeds for run in runs)):
+        for run in runs:
+            if seed >= run.seeds:
+                continue
+            config = check_config({**run.settings, **where, "seed": seed, "workers": 1})
+            task = Task(run.name, config, folder / f"{slug(run.name)}-{seed}")
+            task.look()
+            if task.state == WAITING and (reason := no_data(config, missing)):
+                task.state, task.reason = NOT_APPLICABLE, reason
+            tasks.append(task)
+    return tasks
+
+
+def no_data(config: Config, known: dict[str, str]) -> str:
+    """Why the data of a run cannot be had; empty if they can. `known` remembers what was looked for."""
+    tables = config.models.values() if isinstance(config.models, dict) else ()
+    names = dict.fromkeys([table.get("data", config.data) for table in tables] or [config.data])
+    for name in names:
+        if name not in known:
+            from polytier.data.build import load
+            from polytier.data.sources import default_dir
+
+            try:
+                load(name, default_dir() if config.data_dir is None else Path(config.data_dir), 2, 0)
+                known[name] = ""
+            except ValueError as error:
+                known[name] = str(error)
+    return next((known[name] for name in names if known[name]), "")
+
+
+# -- what it will take --------------------------------------------------------------------------------
+
+
+def print_plan(runs: Mapping[str, Run], tasks: Sequence[Task]) -> None:
+    """Every run with its settings, data, device steps and hours on this machine."""
+    total, timed, rows = 0.0, {}, []
+    for task in (t for t in tasks if t.config.seed == 0):
+        with silence():  # the runs themselves will say what there is to say
+            run, (steps, seconds) = runs[task.method], cost(task, timed)
+        total += run.seeds * (seconds or 0)
+        settings = {k: v for k, v in run.settings.items() if k not in ("data", "model", "set")}
+        told = " ".join(f"{k}={v}" for k, v in (settings | dict(run.settings.get("set", {}))).items())
+        rows.append((
+            task.method, str(run.seeds), task.config.data, task.config.model, told,
+            "?" if steps is None else f"{steps:,.0f}",
+            DONE if task.state == DONE else "no data" if task.reason else "?" if seconds is None else duration(seconds),
+        ))  # fmt: skip
+    wide_console().print(table(("run", "seeds", "data", "model", "settings", "steps", "time a seed"), rows))
+    for reason in dict.fromkeys(task.reason for task in tasks if task.reason):
+        say(reason)
+    line(wide_console(), f"{len(tasks)} runs, about {total / 3600:.1f} hours of training on one core")
+
+
+def cost(task: Task, timed: dict[Any, float]) -> tuple[float | None, float | None]:
+    """Device steps of a run, and seconds on one core; `timed` remembers what a step takes."""
+    from polytier.runs.config import prepare
+    from polytier.runs.estimate import seconds_a_round, seconds_a_step, steps_a_round
+
+    config = task.config
+    if several(config):
+        if task.reason:
+            return None, None
+        with prepare(config)[0] as training:
+            seconds, steps = seconds_a_round(training, 1), steps_a_round(training)
+        return (None if each is None else config.rounds * each for each in (steps, seconds))  # type: ignore[return-value]
+    steps = steps_on_stand_in(config)
+    key = (config.data, config.model, config.batch_size, config.dtype)
+    if key not in timed and not task.reason:
+        with prepare(config)[0] as training:
+            timed[key] = seconds_a_step(training.context)
+    if steps is None:
+        return None, None
+    return config.rounds * steps, None if task.reason else config.rounds * steps * timed[key]
+
+
+def steps_on_stand_in(config: Config) -> float | None:
+    """Device steps of a round, counted with two samples a device: the data themselves need not be there."""
+    import numpy as np
+
+    from polytier.data.build import build_federation
+    from polytier.data.sources import Source
+    from polytier.runs.config import make_topology, read_teams, settled_algorithm
+    from polytier.runs.estimate import steps_a_round
+    from polytier.runs.loop import Training
+
+    device = np.repeat(np.arange(config.devices or 40), 3)
+    source = Source(np.zeros((len(device), 2), np.float32), device % 2, 2, device, cluster=device % 2)
+    data = build_federation(source, teams=read_teams(config.teams), split=(1, 1, 1))
+    rules = {name: getattr(config, name) for name in ("team_participation", "device_participation", "batch_size")}
+    topology = make_topology(data, read_teams(config.teams))
+    with Training(settled_algorithm(config), data, "dnn:2", topology=topology, batching="eager", **rules) as training:
+        return steps_a_round(training)
+
+
+# -- results ------------------------------------------------------------------------------------------
+
+
+def write(out: Path, title: str, items: Sequence[Item], tasks: Sequence[Task]) -> list[Table]:
+    """All that can be said of what is finished; returns the tables for the terminal."""
+    from polytier.report.page import render
+    from polytier.report.texts import markdown
+    from polytier.runs.folder import write_text
+
+    folders: dict[str, dict[int, Path]] = {}
+    for task in tasks:
+        if task.state == DONE:
+            folders.setdefault(task.method, {})[task.config.seed] = task.folder
+    why = {t.method: f"{t.state}: {t.reason}" if t.reason else t.state for t in tasks if t.state != DONE}
+    judged = [reproduction.judge(item, folders) for item in items]
+    sections = [reproduction.section(item, found, folders, why) for item, found in zip(items, judged, strict=True)]
+    overview = reproduction.overview(judged)
+    write_text(out / FILE, json.dumps({"title": title, "rule": reproduction.RULE, "items": judged}, indent=2) + "\n")
+    write_text(out / "report.html", render(f"Reproduction: {title}", [overview, Text(reproduction.RULE), *sections]))
+    write_text(out / "results.md", "\n\n".join(as_markdown(sections, markdown)) + "\n")
+    draw(out / "figures", items, sections)
+    return [overview, *(block for each in sections for block in each.blocks if isinstance(block, Table))]
+
+
+def as_markdown(sections: Sequence[Section], markdown: Any) -> Iterator[str]:
+    """Titles, texts and tables."""
+    for section in sections:
+        yield f"### {section.title}"
+        for block in section.blocks:
+            if isinstance(block, Table | Text):
+                yield markdown(block) if isinstance(block, Table) else block.text
+
+
+def draw(folder: Path, items: Sequence[Item], sections: Sequence[Section]) -> None:
+    """The charts of every item as pictures, where matplotlib is there."""
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        return
+    from polytier.report.figures import save
+
+    folder.mkdir(exist_ok=True)
+    for item, section in zip(items, sections, strict=True):
+        pictures = [block for block in section.blocks if not isinstance(block, Table | Text)]
+        for k, block in enumerate(pictures):
+            name = item.name if isinstance(block, Panels) or len(pictures) == 1 else f"{item.name}-{k}"
+            save(block, folder / f"{name}.png")
+
+
+def print_table(found: Table) -> None:
+    console = wide_console()
+    line(console, f"\n{found.title}", style="bold")
+    texts = [[cell.text if isinstance(cell, Cell) else cell for cell in row] for row in found.rows]
+    console.print(table(found.columns, texts))

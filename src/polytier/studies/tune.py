@@ -1,0 +1,243 @@
+"""A search over fields of a method.
+
+A trial is a setting of these fields, trained once a seed and judged after the last round on validation samples, by the
+model that speaks for the method. What is tried next follows from the settings, the seed and the trials before it, so
+that a search which was cut short goes on as if it had not been. Test samples are taken out of the data beforehand.
+
+The folder of a search holds tune.json, what was asked for; trials.jsonl, a line a trial; best.toml, the winner so far.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from polytier._terminal import FAULT, INTERRUPTED, Interrupt, fail, log, wide_console
+from polytier.report.comparison import DONE, FAILED, judge_of
+from polytier.runs.config import (
+    Config,
+    fields_of,
+    make_algorithm,
+    make_federation,
+    settled_algorithm,
+    several,
+    start,
+    to_toml,
+)
+from polytier.runs.read import read_json
+from polytier.studies.compare import free_folder
+from polytier.studies.search_space import Lags, Space, propose, read_space
+from polytier.studies.tune_table import Record, Watch, print_search, ranked
+
+if TYPE_CHECKING:
+    from polytier.data.federation import Federation
+    from polytier.runs.loop import Training
+    from polytier.stack.objective import Objective
+
+FILE, TRIALS, BEST = "tune.json", "trials.jsonl", "best.toml"
+PRUNED = "pruned"
+
+
+def tune_method(
+    config: Config, over: Sequence[str], trials: int, seeds: int, out: Path | None, quiet: bool, as_json: bool
+) -> None:
+    """All of `polytier tune`: `over` are FIELD[=SPEC] texts."""
+    try:
+        import optuna
+    except ImportError:
+        raise ValueError("tune needs an extra, Optuna: pip install 'polytier[tune]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    from polytier.method.call import NodesLost
+
+    search = make_search(config, over, seeds)
+    out = out or free_folder(f"tune-{config.algorithm}", config)
+    records = open_folder(out, search)
+    again = f"go on with the same command and --out {out}"
+    try:
+        complete = run_trials(search, records, trials, out, show=not (quiet or as_json))
+    except KeyboardInterrupt:
+        complete = False
+    except NodesLost as error:
+        raise fail(f"{error}; {again}", FAULT) from None
+    best = next((r for r in ranked(records, search.metric) if r["state"] == DONE), None)
+    if as_json:
+        winner = best and {"fields": best["fields"], "score": best["score"], "trial": best["number"]}
+        print(json.dumps({"best": winner, "trials": records}, indent=2))
+    elif quiet:
+        print(out)
+    elif records:
+        print_search(wide_console(), records, search.metric, out / BEST)
+    if not complete:
+        raise fail(f"interrupted after {len(records)} of {trials} trials; {again}", INTERRUPTED)
+    if best is None:
+        why = records[-1]["reason"]
+        raise fail(f"no trial came to its end; the last one: {why}. Search elsewhere, with another --out", FAULT)
+
+
+# -- a search -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Search:
+    """What a trial depends on, beside the trials before it.
+
+    config      | complete; its fields are the present setting
+    space       | what is tried for some of them
+    federations | by seed, without test samples
+    objectives  | by seed: graphs are traced once for all trials
+    """
+
+    config: Config
+    space: Space
+    federations: dict[int, Federation]
+    objectives: dict[int, Objective] = field(default_factory=dict)
+
+    @property
+    def metric(self) -> str:
+        return "loss" if self.federations[self.config.seed].num_classes is None else "accuracy"
+
+    def propose(self, records: Sequence[Record]) -> tuple[dict[str, Any], Lags] | None:
+        """The next trial; the first one is the present setting."""
+        if not records:
+            return {name: self.config.set[name] for name in self.space}, lambda step, value: False
+        return propose(self.space, records, self.metric, self.config.seed, self.config.rounds // 3)
+
+    def begin(self, seed: int, fields: Mapping[str, Any]) -> tuple[Training, Config]:
+        algorithm = make_algorithm(self.config.algorithm, {**self.config.set, **fields})
+        own = {name: getattr(self.config, name) for name in ("l2", "batch_size", "batching")}
+        data, config = self.federations[seed], self.config.model_copy(update={"seed": seed})
+        training, config = start(algorithm, data, config.model, data, config, own)
+        training.context.objective = self.objectives.setdefault(seed, training.context.objective)
+        return training, config
+
+    def judge(self, training: Training) -> float | None:
+        """The score of the last round; None if it was not evaluated or is no number."""
+        last = training.history[-1] if training.history else {}
+        value = last.get(judge_of(last), {}).get("validation", {}).get(self.metric)
+        return value if value is not None and math.isfinite(value) else None
+
+
+def make_search(config: Config, over: Sequence[str], seeds: int) -> Search:
+    """Whatever is wrong with the settings is found here."""
+    if several(config):
+        raise ValueError(f"{config.algorithm} trains several models; tune the method of each one alone")
+    algorithm = settled_algorithm(config)
+    space = read_space(config.algorithm, algorithm, over)
+    if "eval_every" not in config.model_fields_set:  # often enough to see which trials lag behind
+        config = config.model_copy(update={"eval_every": max(1, config.rounds // 10)})
+    numbers = range(config.seed, config.seed + seeds)
+    made = {seed: make_federation(config.model_copy(update={"seed": seed})) for seed in numbers}
+    complete = made[config.seed][1].model_copy(update={"set": fields_of(algorithm)})
+    search = Search(complete, space, {seed: without_test(federation) for seed, (federation, _) in made.items()})
+    training, complete = search.begin(config.seed, {})
+    training.close()
+    search.config = complete.model_copy(update={"batching": training.context.objective.batching})
+    return search
+
+
+def without_test(federation: Federation) -> Federation:
+    """What a search may see."""
+    begin, end = federation.span("validation")
+    if not bool((end > begin).any()):
+        own = "without --per-class; data that come with a split of their own need some in it"
+        raise ValueError(f"a search is judged by validation samples, and there are none; try --split 3:1:1, {own}")
+    bounds = federation.bounds.clone()
+    bounds[:, 3] = bounds[:, 2]
+    return dataclasses.replace(federation, bounds=bounds)
+
+
+def open_folder(out: Path, search: Search) -> list[Record]:
+    """Claim the folder, or find the trials that are there."""
+    from polytier.runs.folder import claim, write_text
+
+    asked = {"over": search.space, "seeds": len(search.federations)}
+    settings = {**search.config.model_dump(exclude={"out", "workers", "tile"}), **asked}
+    if not (out / FILE).exists():
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ValueError(f"{out} exists and is no search (it has no {FILE}); name another --out")
+        claim(out)
+        write_text(out / FILE, json.dumps(settings, indent=2) + "\n")
+    before, settings = read_json(out / FILE), json.loads(json.dumps(settings))
+    changed = [f"{k} {before.get(k)} (now {v})" for k, v in settings.items() if before.get(k) != v]
+    if changed:
+        raise ValueError(f"{out} was made with {', '.join(changed)}; repeat that, or name another --out")
+    records = []
+    for line in (out / TRIALS).read_text(encoding="utf-8").splitlines() if (out / TRIALS).exists() else ():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            break  # cut short
+    return records
+
+
+# -- trials -------------------------------------------------------------------------------------------
+
+
+def run_trials(search: Search, records: list[Record], trials: int, out: Path, show: bool) -> bool:
+    """Add to the records until there are so many, or no more to try; False if interrupted."""
+    from polytier.runs.folder import json_line, write_text
+
+    watch = Watch(show, trials, search.metric)
+    log.disabled = True  # what there is to say about the present setting has been said
+    try:
+        with Interrupt() as interrupt, watch.bar:
+            while (number := len(records)) < trials and (proposed := search.propose(records)):
+                tell = partial(watch.moved, number)
+                record = {"number": number, **attempt(search, *proposed, tell, interrupt)}
+                if interrupt() and record["state"] == PRUNED:
+                    return False
+                records.append(json.loads(json_line(record)))  # as it will be read
+                write_text(out / TRIALS, "".join(map(json_line, records)))
+                best = ranked(records, search.metric)[0]
+                if best["state"] == DONE:
+                    values = search.config.model_dump(exclude={"eval_every"})  # that is the search's own
+                    write_text(out / BEST, to_toml({**values, "set": {**values["set"], **best["fields"]}}))
+                watch.ended(record, best)
+    finally:
+        log.disabled = False
+    return True
+
+
+def attempt(
+    search: Search, fields: dict[str, Any], lags: Lags, tell: Callable[[float], None], stop: Callable[[], bool]
+) -> Record:
+    """Train with these fields; before each round `tell` is told the share that is done, and `stop` is asked."""
+    from polytier.method.call import Diverged
+
+    rounds, scores, reported = search.config.rounds, [], {}
+    record: Record = {"fields": fields, "state": DONE, "reason": "", "score": None, "scores": scores, "rounds": 0}
+    started = time.perf_counter()
+
+    def over(training: Training) -> bool:
+        record["rounds"] = step = len(scores) * rounds + training.round
+        value = search.judge(training)
+        if value is not None:
+            reported[step] = value
+        tell(step / rounds / len(search.federations))
+        return stop() or (value is not None and lags(step, value))
+
+    try:
+        for seed in search.federations:
+            with search.begin(seed, fields)[0] as training:
+                training.run(rounds, stop=partial(over, training))
+                value = search.judge(training)
+            if training.round < rounds:
+                record["state"] = PRUNED
+                break
+            if value is None:
+                raise ValueError(f"the validation {search.metric} is no longer finite")
+            scores.append(value)
+            record["rounds"] = len(scores) * rounds
+        else:
+            record["score"] = fmean(scores)
+    except (Diverged, ValueError) as error:
+        record |= {"state": FAILED, "reason": str(error)}
+    return {**record, "seconds": time.perf_counter() - started, "reported": reported}

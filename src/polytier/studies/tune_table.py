@@ -1,0 +1,72 @@
+"""How a search goes and what it has found, for people; needs no torch.
+
+A trial is a record: number, fields, state, score (None unless it is done), scores (by seed), rounds, seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from polytier._terminal import say
+from polytier.report.comparison import DONE
+from polytier.report.tables import line, table
+from polytier.runs.read import score
+
+MOST = 10  # trials in the table
+
+Record = dict[str, Any]
+
+
+def ranked(records: Iterable[Record], metric: str) -> list[Record]:
+    """The best first, of equals the earlier; those without a score last."""
+    sign = -1 if metric == "accuracy" else 1
+    return sorted(records, key=lambda record: (record["state"] != DONE, sign * (record["score"] or 0)))
+
+
+def shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def print_search(console: Console, records: list[Record], metric: str, best: Path) -> None:
+    """The best trials, and how to go on from here."""
+    order = ranked(records, metric)
+    rows = [
+        (str(r["number"]), *map(shown, r["fields"].values()), score({metric: r["score"]}), r["state"])
+        for r in order[:MOST]
+    ]
+    console.print(table(("trial", *order[0]["fields"], f"validation {metric}", "state"), rows, right=True))
+    if len(order) > MOST:
+        line(console, f"{len(order) - MOST} more are in {best.with_name('trials.jsonl')}")
+    if order[0]["state"] == DONE:
+        what = f"trial {order[0]['number']}" if order[0]["number"] else "trial 0, the setting you came with,"
+        line(console, f"{what} is the best on validation; train it: polytier run {best}")
+
+
+class Watch:
+    """A bar on a terminal, a line a trial elsewhere, nothing unless `show`."""
+
+    def __init__(self, show: bool, trials: int, metric: str) -> None:
+        console = Console(stderr=True)
+        self.lines, self.trials, self.metric = show and not console.is_terminal, trials, metric
+        columns = (TextColumn("{task.fields[done]}"), BarColumn(), TextColumn("{task.fields[best]}"))
+        disable = not show or not console.is_terminal
+        self.bar = Progress(*columns, TimeRemainingColumn(), console=console, disable=disable)
+        self.task = self.bar.add_task("", total=trials, done="", best="")
+
+    def moved(self, done: int, share: float) -> None:
+        """So many trials are done, and this share of the next."""
+        self.bar.update(self.task, completed=done + share, done=f"{done} of {self.trials} trials")
+
+    def ended(self, record: Record, best: Record) -> None:
+        so_far = f"best {score({self.metric: best['score']})}"
+        self.bar.update(self.task, best=so_far)
+        self.moved(record["number"] + 1, 0)
+        if self.lines:
+            fields = ", ".join(f"{name} = {shown(value)}" for name, value in record["fields"].items())
+            how = score({self.metric: record["score"]}) if record["state"] == DONE else record["state"]
+            say(f"trial {record['number']}: {how} ({fields}); {so_far}")

@@ -1,0 +1,171 @@
+"""Least and largest curvature of the devices' objectives on their training data: mu and L of the theorems.
+
+kind     | which objectives          | what is told
+exact    | quadratics                | the extreme eigenvalues of every A
+exact    | softmax of a linear layer | the smallest numbers that hold for all models: see `softmax_smoothness`
+estimate | all others                | of the Hessian at the first model, by power iteration; elsewhere it may differ
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from polytier.method.context import Context
+from polytier.models.losses import cross_entropy
+from polytier.models.zoo import Quadratic
+from polytier.tree import random
+
+MOST_DEVICES, MOST_SAMPLES = 16, 1024  # of which a Hessian is looked at
+CHEAP_DEVICES, CHEAP_NUMBERS = 4, 1 << 26  # before a run: devices that are looked at, and inputs that are read at all
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """mu and smoothness over all devices; `range`: the least and the largest of the devices' own smoothness."""
+
+    mu: float
+    smoothness: float
+    range: tuple[float, float]
+    kind: str  # exact | estimate
+    how: str
+
+
+def curvature(context: Context) -> Curvature:
+    """Of a context's objective; a ValueError if its second derivatives cannot be had."""
+    l2, devices = context.objective.l2, range(len(context.batches.federation))
+    if is_quadratic(context):
+        values = torch.linalg.eigvalsh(quadratic_matrices(context))  # [n, d]
+        return make(values[:, 0].tolist(), values[:, -1].tolist(), "exact", "eigenvalues of all devices' quadratics")
+    if is_softmax_regression(context):
+        found = [softmax_smoothness(inputs(context, k), context.seed) + l2 for k in devices]
+        return make([l2] * len(found), found, "exact", "for all models: half the largest eigenvalue of X'X/n, + l2")
+    some = spread(len(devices), MOST_DEVICES)
+    try:
+        start = first_vector(context.objective.dimension, context.seed, context.objective.initial)
+        ends = [extremes(hessian_product(context, k), start.to(context.objective.device), 1e-3) for k in some]
+    except (RuntimeError, NotImplementedError) as error:
+        raise ValueError(
+            f"the model has no second derivatives here ({error}); give least and largest curvature with --given"
+        ) from None
+    samples = f"at most {MOST_SAMPLES} samples each"
+    how = f"Hessian at the first model, power iteration, {len(some)} of {len(devices)} devices, {samples}"
+    return make([e[0] for e in ends], [max(abs(e[0]), e[1]) for e in ends], "estimate", how)
+
+
+def quick_curvature(context: Context) -> Curvature | None:
+    """The same in a moment, for the line before a run; None where that cannot be had."""
+    federation = context.batches.federation
+    if hasattr(federation.x, "file") or federation.x.numel() > CHEAP_NUMBERS:
+        return None
+    if is_quadratic(context):
+        return curvature(context)
+    if not is_softmax_regression(context):
+        return None
+    read = [inputs(context, k, torch.float32) for k in range(len(federation))]
+    sizes = torch.stack([x.square().sum(1).mean() for x in read])  # the trace of X'X/n bounds its eigenvalues
+    most = sizes.argsort(descending=True)[:CHEAP_DEVICES].tolist()
+    found = [softmax_smoothness(read[k], context.seed, 1e-3) + context.objective.l2 for k in most]
+    return make([context.objective.l2], found, "exact", f"{len(most)} devices with the longest inputs")
+
+
+def make(mu: list[float], smoothness: list[float], kind: str, how: str) -> Curvature:
+    return Curvature(min(mu), max(smoothness), (min(smoothness), max(smoothness)), kind, how)
+
+
+def spread(n: int, most: int) -> list[int]:
+    """At most so many of n, evenly."""
+    return torch.linspace(0, n - 1, min(n, most)).round().long().tolist()
+
+
+def inputs(context: Context, device: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """[n, F] training inputs of a device, flat."""
+    federation = context.batches.federation
+    return federation.inputs(federation.device(device)[0], dtype).flatten(1)
+
+
+# -- quadratics ---------------------------------------------------------------------------------------
+
+
+def is_quadratic(context: Context) -> bool:
+    return isinstance(context.objective.module, Quadratic)
+
+
+def quadratic_matrices(context: Context) -> Tensor:
+    """[n, d, d] each device's A, the mean of its samples', with the l2 term; in the order of the federation."""
+    federation = context.batches.federation
+    A = torch.stack([federation.device(k)[0].double().mean(0) for k in range(len(federation))])
+    return A + context.objective.l2 * torch.eye(A.shape[-1], dtype=A.dtype)
+
+
+# -- softmax regression -------------------------------------------------------------------------------
+
+
+def is_softmax_regression(context: Context) -> bool:
+    """Whether the model is one linear layer below the cross-entropy of classes."""
+    layers = [m for m in context.objective.module.modules() if not isinstance(m, nn.Sequential | nn.Flatten)]
+    if len(layers) != 1 or not isinstance(layers[0], nn.Linear) or layers[0].bias is None or layers[0].out_features < 2:
+        return False
+    return context.batches.federation.y.ndim == 1 and context.objective.sample_loss is cross_entropy
+
+
+def softmax_smoothness(x: Tensor, seed: int, tolerance: float = 1e-9) -> float:
+    """The smallest L for which cross-entropy over inputs x [n, F] is L-smooth at all weights and biases.
+
+    With X = [x, 1] the Hessian is the mean over samples of (diag(p) - pp') (x) XX', and diag(p) - pp' <= 1/2 for any
+    probabilities p: nothing exceeds half the largest eigenvalue of X'X/n. Weights of zero with two equal biases far
+    above the others bring every p as near to (1/2, 1/2, 0, ..) as one likes, so nothing less will do. Where p goes
+    to (1, 0, ..) the Hessian vanishes: without an l2 term mu is 0.
+    """
+
+    def product(v: Tensor) -> Tensor:
+        outputs = x @ v[:-1] + v[-1]
+        return torch.cat([x.T @ outputs, outputs.sum(0, keepdim=True)]) / len(x)
+
+    return 0.5 * largest(product, first_vector(x.shape[1] + 1, seed, x), tolerance)
+
+
+# -- power iteration ----------------------------------------------------------------------------------
+
+
+def hessian_product(context: Context, device: int) -> Callable[[Tensor], Tensor]:
+    """v -> H v of a device's objective at the first model, on its first samples, without dropout."""
+    objective, federation = context.objective, context.batches.federation
+    batch = context.batches.whole(torch.tensor([device]), chunk=min(MOST_SAMPLES, int(federation.samples[device])))
+    group = batch.groups[0]
+    row = objective.initial.to(objective.device).clone().requires_grad_()
+    value = objective.row_loss(row, group.x[0], group.y[0], group.weight[0])
+    slope = torch.autograd.grad(value, row, create_graph=True)[0]
+
+    def product(v: Tensor) -> Tensor:
+        return torch.autograd.grad(slope, row, v, retain_graph=True)[0]
+
+    return product
+
+
+def extremes(product: Callable[[Tensor], Tensor], start: Tensor, tolerance: float) -> tuple[float, float]:
+    """The least and the largest eigenvalue of a symmetric v -> H v."""
+    far = largest(product, start, tolerance)  # of the largest magnitude
+    other = far + largest(lambda v: product(v) - far * v, start, tolerance)
+    return min(far, other), max(far, other)
+
+
+def first_vector(size: int, seed: int, like: Tensor) -> Tensor:
+    draws = random.uniform(torch.tensor([random.signed(random.key(seed, "curvature"))]), size)[0] - 0.5
+    return draws.to(like)
+
+
+def largest(product: Callable[[Tensor], Tensor], v: Tensor, tolerance: float, most: int = 5000) -> float:
+    """The eigenvalue of largest magnitude of a symmetric v -> H v, when it changes by less than `tolerance` of it."""
+    value = 0.0
+    for k in range(most):
+        v = v / v.norm()
+        image = product(v)
+        before, value = value, float((image * v).sum())
+        if not float(image.norm()) or (k > 3 and abs(value - before) <= tolerance * abs(value)):
+            break
+        v = image
+    return value

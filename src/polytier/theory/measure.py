@@ -1,0 +1,100 @@
+"""A run beside what theory says of it: `polytier check --measure`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from polytier.algorithms import PerMFL
+from polytier.method.call import Diverged
+from polytier.method.context import Context
+from polytier.runs.loop import Callback, Training
+from polytier.theory.check import Report, quadratic_problem, settings
+from polytier.theory.curvature import is_quadratic
+from polytier.theory.permfl import rate, stationary_point
+
+
+class Trail(Callback):
+    """The global models x^0, x^1, ... of every model that is trained."""
+
+    def __init__(self) -> None:
+        self.x: dict[str, list[np.ndarray]] = {}
+
+    def on_start(self, training: Training) -> None:
+        self.note(training)
+
+    def on_round(self, training: Training, record: dict[str, Any]) -> None:
+        self.note(training)
+
+    def note(self, training: Training) -> None:
+        for part in training.context.parts:
+            x = part.algorithm.global_model(training.part_state(part.name))
+            if x is not None:
+                self.x.setdefault(part.name, []).append(x[0].double().numpy().copy())
+
+
+def measure(training: Training, rounds: int, reports: list[Report]) -> None:
+    """Run, and write into each report what came of it."""
+    trail, stopped = Trail(), None
+    try:
+        training.run(rounds, [trail])
+    except Diverged as error:
+        stopped = str(error)
+    for context, report in zip(training.context.parts, reports, strict=True):
+        x = np.array(trail.x.get(context.name, []))
+        found = {"rounds": training.round, "stopped": stopped, "loss": losses(training, context.name)}
+        report.measured = found | (rates(context, report, x) if len(x) > 2 else {"what": None})
+
+
+def rates(context: Context, report: Report, x: np.ndarray) -> dict[str, Any]:
+    """Of the distance to the optimum of (2) where that is known, else of the steps of the global model."""
+    optimum = optimum_of(context)
+    with np.errstate(all="ignore"):
+        if optimum is None:
+            moves = np.linalg.norm(np.diff(x, axis=0), axis=1)
+            return {"what": "|x^{t+1} - x^t|", "factor": mean_factor(moves), "first": moves[0], "last": moves[-1]}
+        distance = np.sum((x - optimum) ** 2, axis=1)
+        found = {
+            "what": "|x^t - x*|^2", "factor": mean_factor(distance), "first": distance[0], "last": distance[-1],
+        }  # fmt: skip
+        promised = next((p.value for p in report.predictions if p.where == "(62)"), None)
+        if promised is None:
+            return found
+        mu = 2 * (1 - promised) / report.letters["beta"]
+        bound = np.array([rate(report.letters["beta"], mu, t) for t in range(len(x))]) * distance[0]
+        keeps = bool((distance <= bound * (1 + 1e-9)).all())
+        return {**found, "predicted": promised, "keeps_62": keeps, "worst_of_62": float(np.max(distance / bound))}
+
+
+def optimum_of(context: Context) -> np.ndarray | None:
+    """x* of PerMFL's (2) on quadratics: one tier of teams, uniform means."""
+    method = context.algorithm
+    if not (isinstance(method, PerMFL) and is_quadratic(context) and context.topology.num_tiers == 3):
+        return None
+    alike = all(len(set(zip(p.tolist(), s.tolist(), strict=True))) == len(set(p.tolist()))
+                for p, s in zip(context.topology.parents[1:], context.samples[1:], strict=True))  # fmt: skip
+    if method.weights == "samples" and not alike:
+        return None
+    try:
+        return stationary_point(*quadratic_problem(context), method.device_pull, settings(context, method)[3][0].pull)[
+            0
+        ]
+    except ValueError:  # a pull of 0, or no single minimiser
+        return None
+
+
+def mean_factor(values: np.ndarray) -> float | None:
+    """The geometric mean of what a round multiplies a number by."""
+    return float((values[-1] / values[0]) ** (1 / (len(values) - 1))) if values[0] > 0 else None
+
+
+def losses(training: Training, name: str) -> dict[str, list[float]]:
+    """By kind of model: training loss at the first and the last of several evaluations."""
+    seen: dict[str, list[float]] = {}
+    for record in training.history:
+        figures = record["models"][name] if name and "models" in record else record
+        for kind in ("personal", "team", "global"):
+            if "train" in figures.get(kind, {}):
+                seen.setdefault(kind, []).append(figures[kind]["train"]["loss"])
+    return {kind: [values[0], values[-1]] for kind, values in seen.items() if len(values) > 1}
