@@ -18,9 +18,10 @@ from torch import nn
 from polytier import FedAvg, FedAvgFT, PerMFL, Run, build_federation, train
 from polytier.algorithms import LocalTraining
 from polytier.runs.callbacks import MLflow, RunFolder, TensorBoard
-from polytier.runs.folder import best_of, check_free, next_free
+from polytier.runs.folder import check_free, next_free
 from polytier.runs.loop import Training
 from polytier.runs.read import read_history
+from polytier.runs.summary import best_of
 
 QUICK: Any = {"device_steps": 2, "team_rounds": 2}
 

@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from polytier._text import duration, size
-from polytier.report.tables import MODELS, line, table
-from polytier.runs.read import bytes_until, read_devices, read_history, read_summary, score
+from polytier.report.tables import line, table
+from polytier.runs.read import KINDS, bytes_until, read_devices, read_history, read_summary, score
 
 FILE = "compare.json"
 WAITING, RUNNING, DONE, INTERRUPTED = "waiting", "running", "done", "interrupted"
@@ -107,7 +107,7 @@ def by_method(out: Path, records: Sequence[Record]) -> list[dict[str, Any]]:
     rows = []
     for method, own in done.items():
         judge = own[0]["judged_by"] if own else JUDGES[0]
-        figures = {kind: interval((r[kind] or {}).get(metric) for r in own) for kind in MODELS}
+        figures = {kind: interval((r[kind] or {}).get(metric) for r in own) for kind in KINDS}
         rows.append({
             "method": method, "seeds": len(own), "judged_by": judge, "metric": metric, **figures,
             "worst_decile": interval((r[judge] or {}).get("accuracy_worst_decile") for r in own),
@@ -181,7 +181,7 @@ def flat(record: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any
 def comparison_table(methods: Sequence[dict[str, Any]], records: Sequence[Record], until: float) -> Table:
     """A row a method, the best first; columns that no method has are left out."""
     columns: dict[str, list[str]] = {"method": [f"{m['method']}{' *' if m['best'] else ''}" for m in methods]}
-    for kind in MODELS:
+    for kind in KINDS:
         columns[kind] = [shown(m[kind], m["metric"]) for m in methods]
     columns["worst decile"] = [shown(m["worst_decile"], "accuracy") for m in methods]
     columns[f"bytes until {100 * until:g} %"] = [until_text(m) for m in methods]

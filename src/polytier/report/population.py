@@ -15,6 +15,7 @@ from polytier.report.blocks import Cell, Heat, Histogram, Lines, Matrices, Panel
 from polytier.report.comparison import interval, judge_of
 from polytier.report.heatmap import matrices
 from polytier.report.runs import Run, Study, Variant
+from polytier.runs.read import KINDS
 from polytier.tree.collaboration import FILE
 
 CELLS = 350  # columns of coloured cells; more devices share cells
@@ -117,7 +118,7 @@ def sparsity(study: Study) -> Iterator[Panels | Table | Text | None]:
     rows, any_zero = [], False
     for variant in study.finished:
         shares = [zeros(run.folder / "models") for run in variant.runs]
-        kinds = {kind: interval(share.get(kind) for share in shares) for kind in ("personal", "team", "global")}
+        kinds = {kind: interval(share.get(kind) for share in shares) for kind in KINDS}
         any_zero |= any(found and found["mean"] >= 0.001 for found in kinds.values())
         config, parameters = variant.runs[0].config, (variant.runs[0].summary or {}).get("parameters", 0)
         codec = str(config.get("codec", ""))
@@ -126,7 +127,7 @@ def sparsity(study: Study) -> Iterator[Panels | Table | Text | None]:
         rows.append([variant.name, *cells, Cell(f"{parameters:,}", parameters), codec, Cell(size(dense), dense)])
     sizes = curves.message_sizes(study)
     if any_zero or sizes is not None:
-        columns = ["method", *(f"zeros: {kind}" for kind in ("personal", "team", "global"))]
+        columns = ["method", *(f"zeros: {kind}" for kind in KINDS)]
         note = f"Parameters that are exactly zero in the models saved at the end (of at most {OPENED} nodes a tier)."
         yield Table("Zeros in the models", [*columns, "parameters", "codec", "a dense model"], rows, note)
         yield sizes

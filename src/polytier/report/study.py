@@ -12,8 +12,7 @@ from polytier.report import comparison, curves, population
 from polytier.report.blocks import Cell, Heading, Section, Table, Text
 from polytier.report.comparison import DONE, LOCAL, interval, shown
 from polytier.report.runs import NO_SETTING, Run, Study, Variant, settings_of, studies
-from polytier.report.tables import MODELS
-from polytier.runs.read import score
+from polytier.runs.read import KINDS, score
 
 UNTIL = 0.9
 FACTORS = {"accuracy": 100.0}
@@ -99,7 +98,7 @@ def summary_table(study: Study, until: float = UNTIL) -> Table:
     for m in found:
         row = {"method": Cell(m["method"] + (" *" if m["best"] and len(found) > 1 else ""), m["method"])}
         row |= {
-            kind: cell(m[kind], m["metric"], m["best"] and len(found) > 1 and kind == m["judged_by"]) for kind in MODELS
+            kind: cell(m[kind], m["metric"], m["best"] and len(found) > 1 and kind == m["judged_by"]) for kind in KINDS
         }
         row["worst decile"] = cell(m["worst_decile"], "accuracy")
         row["better than Local"] = cell(m["better_than_local"], "accuracy")
@@ -144,9 +143,9 @@ def cell(found: dict[str, Any] | None, what: str, best: bool = False) -> Cell:
 def unfinished_row(variant: Variant, traffic: dict[str, Any] | None) -> dict[str, Cell]:
     """What it has so far."""
     run = variant.runs[0]
-    judged = next((r for r in reversed(run.history) if any(kind in r for kind in MODELS)), {})
+    judged = next((r for r in reversed(run.history) if any(kind in r for kind in KINDS)), {})
     row = {"method": Cell(variant.name, variant.name, "muted")}
-    for kind in MODELS:
+    for kind in KINDS:
         tests = judged.get(kind, {}).get("test", {})
         accuracy = tests.get("accuracy")
         row[kind] = Cell(score(tests), tests.get("loss") if accuracy is None else 100 * accuracy, "muted")
@@ -163,10 +162,10 @@ def models_table(study: Study) -> Table:
         each = [run.summary["models"] for run in variant.runs if run.summary and run.summary.get("models")]
         for name in each[0] if each else ():
             own = [models[name] for models in each if name in models]
-            cells = [cell(interval((model[k] or {}).get("accuracy") for model in own), "accuracy") for k in MODELS]
+            cells = [cell(interval((model[k] or {}).get("accuracy") for model in own), "accuracy") for k in KINDS]
             rows.append([variant.name, name, own[0]["algorithm"], *cells])
     kept = [0, 1, 2, *(k for k in range(3, 6) if any(row[k].text != "-" for row in rows))]
-    columns, rows = ["run", "model", "method", *MODELS], [[row[k] for k in kept] for row in rows]
+    columns, rows = ["run", "model", "method", *KINDS], [[row[k] for k in kept] for row in rows]
     return Table("Models on one pool", [columns[k] for k in kept], rows, "Test accuracy of the last round.")
 
 

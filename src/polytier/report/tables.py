@@ -11,9 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polytier._text import duration, size
-from polytier.runs.read import bytes_until, score
-
-MODELS = ("personal", "team", "global")
+from polytier.runs.read import KINDS, bytes_until, score
 
 
 def at_round(figures: dict[str, Any] | None) -> str:
@@ -46,7 +44,7 @@ def accuracy_table(summary: dict[str, Any]) -> Table:
 
 def models_table(models: dict[str, Any]) -> Table:
     """Several models on one pool: a line for each, test and training accuracy."""
-    kinds = [kind for kind in MODELS if any(each[kind] for each in models.values())]
+    kinds = [kind for kind in KINDS if any(each[kind] for each in models.values())]
     rows = [
         (
             name, each["algorithm"], f"{each['parameters']:,}",
@@ -118,7 +116,7 @@ def print_summary(console: Console, config: dict[str, Any], summary: dict[str, A
 def print_until(console: Console, history: list[dict[str, Any]], accuracy: float) -> None:
     """By model, the bytes that were sent until its accuracy was reached."""
     rows = []
-    for model in (m for m in MODELS if any("accuracy" in r.get(m, {}).get("test", {}) for r in history)):
+    for model in (m for m in KINDS if any("accuracy" in r.get(m, {}).get("test", {}) for r in history)):
         found = bytes_until(history, accuracy, model)
         rows.append((model, "never", "-") if found is None else (model, f"round {found[0]}", size(found[1])))
     console.print(table((f"until {100 * accuracy:g} % test accuracy", "reached in", "bytes"), rows, right=True))
@@ -128,8 +126,8 @@ def print_unfinished(console: Console, config: dict[str, Any], history: list[dic
     """How far a run has come that has no results yet."""
     done = history[-1]["round"] if history else 0
     line(console, f"{title(config)}: round {done} of {config['rounds']}", style="bold")
-    judged = [record for record in history if any(model in record for model in MODELS)]
+    judged = [record for record in history if any(model in record for model in KINDS)]
     if judged:
-        rows = [(m, score(judged[-1][m].get("test"))) for m in MODELS if m in judged[-1]]
+        rows = [(m, score(judged[-1][m].get("test"))) for m in KINDS if m in judged[-1]]
         console.print(table(("test accuracy", f"round {judged[-1]['round']}"), rows, right=True))
     line(console, f"no results yet; go on with: polytier resume {folder}")

@@ -27,21 +27,17 @@ import numpy as np
 from safetensors.torch import save_file
 from torch import Tensor
 
-from polytier.algorithms import ALGORITHMS
-from polytier.data.federation import SPLITS, Federation
+from polytier.data.federation import Federation
 from polytier.data.pack import dtype_name
-from polytier.messages.ledger import add_up
 from polytier.method.algorithm import Algorithm
 from polytier.runs import checkpoint
 from polytier.runs.config import PYTHON, fields_of, to_toml
+from polytier.runs.read import KINDS
 from polytier.runs.run import Run
+from polytier.runs.summary import PART, algorithm_name, device_table, summary, traffic
 from polytier.stack.rows import pack
 from polytier.tree import collaboration
 from polytier.tree.topology import Topology
-
-KINDS = ("personal", "team", "global")
-PART = 1 << 14  # nodes that are Python objects at a time
-
 
 # -- writing ------------------------------------------------------------------------------------------
 
@@ -102,12 +98,6 @@ def next_free(parent: Path, stem: str) -> Path:
     while (parent / f"{stem}-{number}").exists():
         number += 1
     return parent / f"{stem}-{number}"
-
-
-def algorithm_name(algorithm: Algorithm) -> str:
-    kind = type(algorithm)
-    own = f"{kind.__module__}:{kind.__qualname__}"
-    return next((name for name, known in ALGORITHMS.items() if known is kind), own)
 
 
 def described(algorithm: Algorithm, settings: dict[str, Any], rounds: int) -> dict[str, Any]:
@@ -174,73 +164,6 @@ def write_results(folder: Path, run: Run) -> None:
 # -- results ------------------------------------------------------------------------------------------
 
 
-def summary(run: Run) -> dict[str, Any]:
-    """What summary.json holds."""
-    context, topology = run.context, run.context.topology
-    models = {name: of_model(part) for name, part in run.models.items()}
-    last = max(run.collaboration, default=None)
-    true = None if last is None else context.true_groups(1)
-    return {
-        "algorithm": algorithm_name(run.algorithm),
-        "seed": context.seed,
-        "rounds": run.rounds,
-        "device_steps": context.all_steps,
-        "seconds": run.seconds,
-        "device_steps_per_second": context.all_steps / run.seconds if run.seconds else None,
-        **figures(run),
-        "traffic": add_up(part.ledger.total() for part in run.parts),
-        "devices": topology.size(topology.leaf),
-        "teams": len(run.team_ids),
-        "parameters": sum(part.context.objective.dimension for part in run.parts),
-        "never_took_part": never_took_part(run),
-        **({"models": models} if models else {}),
-        **({} if last is None or true is None else {"collaboration": run.collaboration[last].match(true)}),
-    }
-
-
-def figures(run: Run) -> dict[str, Any]:
-    """Test figures of every kind of model in the last evaluated round and in the best ones; means of several models."""
-    judged = [record for record in run.history if any(kind in record for kind in KINDS)]
-    last = judged[-1] if judged else {}
-    teams = [name for name in run.context.topology.tier_names[1:-1] if name in last]  # outer tiers of teams
-    models = [*KINDS, *teams]
-    return {
-        **{model: last.get(model, {}).get("test") for model in models},
-        "best": best_of(judged, models, "test"),
-        "chosen": best_of(judged, models, "validation"),
-    }
-
-
-def of_model(run: Run) -> dict[str, Any]:
-    """What summary.json holds of one of several models."""
-    last: dict[str, Any] = next((r for r in reversed(run.history) if any(kind in r for kind in KINDS)), {})
-    return {
-        "algorithm": algorithm_name(run.algorithm),
-        "device_steps": run.context.device_steps,
-        **figures(run),
-        "train": {kind: last[kind]["train"] for kind in KINDS if "train" in last.get(kind, {})},
-        "traffic": run.ledger.total(),
-        "parameters": run.context.objective.dimension,
-    }
-
-
-def never_took_part(run: Run) -> int:
-    """Devices that no model ever reached."""
-    reached = np.zeros(len(run.device_ids), dtype=bool)
-    for part in run.parts:
-        topology = part.context.topology
-        reached[topology.order[part.ledger.ever[topology.leaf]].numpy()] = True
-    return int((~reached).sum())
-
-
-def traffic(run: Run) -> Iterator[Sequence[Any]]:
-    """The lines of traffic.csv, of several models together."""
-    yield "round", "link", "direction", "bytes"
-    for number, amounts in enumerate(zip(*(p.ledger.rounds for p in run.parts), strict=True), 1):
-        for link, ways in add_up(amounts).items():
-            yield from ((number, link, way, amount) for way, amount in ways.items())
-
-
 def write_collaboration(folder: Path, run: Run) -> None:
     with atomic(folder / collaboration.FILE) as partial:
         collaboration.save(partial, run.collaboration, run.context.true_groups(1))
@@ -249,55 +172,6 @@ def write_collaboration(folder: Path, run: Run) -> None:
 
         with atomic(folder / "collaboration.png") as partial:
             draw(folder / collaboration.FILE, partial)
-
-
-def best_of(judged: list[dict[str, Any]], models: list[str], split: str) -> dict[str, Any] | None:
-    """Each model's test figures at the round that was best on `split`; None if there is no such split."""
-    result: dict[str, Any] = {"round": None, **dict.fromkeys(models)}
-    for model in models:
-        seen = [r for r in judged if r.get(model, {}).get(split) and "test" in r[model]]
-        if not seen:
-            continue
-        # by accuracy; by the lowest loss where targets are no classes
-        found = max(seen, key=lambda r: r[model][split].get("accuracy", -r[model][split]["loss"]))
-        result[model] = {**found[model]["test"], "round": found["round"]}
-        result["round"] = found["round"] if result["round"] is None else result["round"]
-    return None if result["round"] is None else result
-
-
-def device_table(run: Run) -> Iterator[Sequence[Any]]:
-    """The lines of devices.csv, in the order of the data; columns of several models begin with the model's name."""
-    team = run.context.batches.federation.team
-    columns = {"id": run.device_ids, "team": np.full(len(run.device_ids), "") if team is None else team}
-    for part in run.parts:
-        prefix = f"{part.context.name}_" if part.context.name else ""
-        columns |= {f"{prefix}{name}": values for name, values in device_columns(part)}
-    yield list(columns)
-    for start in range(0, len(run.device_ids), PART):
-        yield from zip(*(shown(values[start : start + PART]) for values in columns.values()), strict=True)
-
-
-def shown(values: np.ndarray) -> list[Any]:
-    """What is no number is left empty."""
-    return ["" if v != v else v for v in values.tolist()]
-
-
-def device_columns(run: Run) -> Iterator[tuple[str, np.ndarray]]:
-    federation, order, evaluation = (
-        run.context.batches.federation,
-        run.context.topology.order.numpy(),
-        run.evaluation,
-    )
-    assert evaluation is not None
-    split = np.diff(federation.bounds.numpy(), axis=1)
-    yield "samples", split.sum(1)
-    yield from zip(SPLITS, split.T, strict=True)
-    yield from ((f"label_{k}", counts) for k, counts in enumerate(federation.label_counts().T))
-    for model in evaluation.models:
-        for metric in run.context.metrics:
-            values = np.empty(len(order))
-            values[order] = evaluation.by_device(model, "test", metric)
-            yield f"{model}_{metric}", values
 
 
 # -- models -------------------------------------------------------------------------------------------

@@ -23,8 +23,7 @@ from polytier.models.losses import default_loss
 from polytier.models.zoo import make_model
 from polytier.runs import checkpoint
 from polytier.runs.config import PYTHON, make_algorithm
-from polytier.runs.folder import KINDS
-from polytier.runs.read import read_config, read_history, read_json
+from polytier.runs.read import KINDS, read_config, read_history, read_json
 from polytier.runs.run import Run, record_of
 from polytier.stack.objective import Objective
 from polytier.stack.rows import pack, unpack

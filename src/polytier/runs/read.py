@@ -9,6 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+KINDS = ("personal", "team", "global")  # whose models a run may hold
+
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The configuration of a run, with its versions."""

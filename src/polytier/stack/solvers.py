@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from polytier.data.batches import Batch
-from polytier.method.node import LocalProblem
 from polytier.stack.objective import Piece
 from polytier.stack.rows import aligned_copy
 
 
-def sgd(local: LocalProblem, theta: Tensor, lr: Any, steps: int) -> Tensor:
+class Gradients(Protocol):
+    """What a solver needs of a device: gradients of its objective, in pieces (see `Objective.grad_pieces`)."""
+
+    def grad_pieces(self, theta: Tensor, batch: Batch | None = None) -> Iterator[tuple[Tensor | slice, list[Piece]]]:
+        """The gradients of some rows at a time, as columns side by side."""
+        ...
+
+
+def sgd(local: Gradients, theta: Tensor, lr: Any, steps: int) -> Tensor:
     """`steps` times theta <- theta - lr * grad f(theta), each on a fresh mini-batch; theta [n, d]."""
     return proximal_sgd(local, theta, theta, lr, 0.0, steps)
 
 
 def proximal_sgd(
-    local: LocalProblem, theta: Tensor, anchor: Tensor, lr: Any, pull: Any, steps: int, batch: Batch | None = None
+    local: Gradients, theta: Tensor, anchor: Tensor, lr: Any, pull: Any, steps: int, batch: Batch | None = None
 ) -> Tensor:
     """`steps` times theta <- theta - lr * (grad f(theta) + pull * (theta - anchor)); on `batch`, if one is held."""
     theta = aligned_copy(theta)  # in place from here on, and by pieces: rows are as large as all models together

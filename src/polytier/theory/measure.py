@@ -10,6 +10,7 @@ from polytier.algorithms import PerMFL
 from polytier.method.call import Diverged
 from polytier.method.context import Context
 from polytier.runs.loop import Callback, Training
+from polytier.runs.read import KINDS
 from polytier.theory.check import Report, quadratic_problem, settings
 from polytier.theory.curvature import is_quadratic
 from polytier.theory.permfl import rate, stationary_point
@@ -94,7 +95,7 @@ def losses(training: Training, name: str) -> dict[str, list[float]]:
     seen: dict[str, list[float]] = {}
     for record in training.history:
         figures = record["models"][name] if name and "models" in record else record
-        for kind in ("personal", "team", "global"):
+        for kind in KINDS:
             if "train" in figures.get(kind, {}):
                 seen.setdefault(kind, []).append(figures[kind]["train"]["loss"])
     return {kind: [values[0], values[-1]] for kind, values in seen.items() if len(values) > 1}
