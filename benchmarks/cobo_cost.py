@@ -18,7 +18,7 @@ import numpy as np
 from polytier import Federation
 from polytier.algorithms import LocalTraining
 from polytier.algorithms.cobo import CoBo
-from polytier.runs.loop import Training
+from polytier.runs.loop import Loop, make_loop
 
 CLASSES, SAMPLES, LR = 10, 64, 0.1
 
@@ -30,8 +30,8 @@ def make_data(clients: int, features: int) -> Federation:
     return Federation.from_arrays(x, y, np.repeat(np.arange(clients), SAMPLES), shares=(1, 0, 0))
 
 
-def start(algorithm, data: Federation, warm: Training | None = None) -> Training:
-    training = Training(algorithm, data, "mclr", batch_size=32, batching="stacked")
+def start(algorithm, data: Federation, warm: Loop | None = None) -> Loop:
+    training = make_loop(algorithm, data, "mclr", batch_size=32, batching="stacked")
     if warm is not None:
         training.context.objective = warm.context.objective  # its graphs are traced
     return training

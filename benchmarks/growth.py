@@ -17,7 +17,7 @@ import numpy as np
 
 from polytier import FedAvg, Federation, PerMFL
 from polytier.algorithms.cobo import CoBo
-from polytier.runs.loop import Training
+from polytier.runs.loop import make_loop
 from polytier.tree.topology import Topology, nested
 
 CLASSES, SAMPLES, LR = 10, 64, 0.01
@@ -32,7 +32,7 @@ def make_data(devices: int, features: int = 60) -> Federation:
 
 def fastest(repeat: int, *given: Any, rounds: int = 1, **settings: Any) -> tuple[float, float]:
     """Seconds a round (the mean of `rounds`), and of each device step in it."""
-    with Training(*given, batch_size=32, **settings) as training:
+    with make_loop(*given, batch_size=32, **settings) as training:
         training.step(), training.step()
         before, seconds = training.context.device_steps, []
         for _ in range(repeat):

@@ -17,7 +17,7 @@ def measure(devices: int) -> None:
     import numpy as np
 
     from polytier import FedAvg, Federation
-    from polytier.runs.loop import Training
+    from polytier.runs.loop import make_loop
 
     rng = np.random.default_rng(0)
     x = rng.random((devices * SAMPLES, FEATURES), dtype=np.float32)
@@ -25,7 +25,7 @@ def measure(devices: int) -> None:
         x, rng.integers(0, 10, len(x)), np.repeat(np.arange(devices), SAMPLES), shares=(1, 0, 0)
     )
     del x
-    training = Training(FedAvg(device_steps=5), federation, "mclr", batch_size=10)
+    training = make_loop(FedAvg(device_steps=5), federation, "mclr", batch_size=10)
     training.step()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     training.step()

@@ -35,11 +35,11 @@ def pack(devices: int, folder: Path) -> None:
 
 def measure(folder: Path, workers: int, repeat: int) -> None:
     from polytier import Federation, PerMFL
-    from polytier.runs.loop import Training
+    from polytier.runs.loop import make_loop
 
     federation, method = Federation.open(folder), PerMFL(0.01, device_steps=STEPS, team_rounds=1)
     for share in (0.01, 1.0):
-        with Training(
+        with make_loop(
             method, federation, "mclr", device_participation=share, batch_size=SAMPLES, workers=workers
         ) as training:
             training.step()

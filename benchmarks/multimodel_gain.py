@@ -34,7 +34,7 @@ from polytier.algorithms.multimodel import MFARR, MFARand
 from polytier.data.synthetic import tridiagonal
 from polytier.method.call import Clock
 from polytier.method.node import Children, LocalProblem
-from polytier.runs.loop import Training
+from polytier.runs.loop import Loop, make_loop
 from polytier.studies.gain import Gain, measure_gain
 
 METHODS = {"MFA-Rand": MFARand, "MFA-RR": MFARR}
@@ -75,7 +75,7 @@ def wrapper(method: str, num_models: int, lr: Any, local_steps: int) -> MFARand 
 def first_groups(together: MFARand | MFARR, seed: int) -> np.ndarray:
     """[rounds, devices] who trains the first model."""
     rows = []
-    with Training(together, tridiagonal(), "quadratic", seed=seed, **SETTINGS) as pool:
+    with make_loop(together, tridiagonal(), "quadratic", seed=seed, **SETTINGS) as pool:
         for t in range(ROUNDS):
             group, match = together.groups(Children(pool.context, 0, torch.zeros(1, dtype=torch.int64), Clock(t)))
             rows.append((group == match[0]).numpy())
@@ -102,7 +102,7 @@ def gaps(method: str, num_models: int, seeds: int) -> dict[str, np.ndarray]:
     for name, lr in STEPS.items():
         together, w = wrapper(method, num_models, lr, LOCAL_STEPS), []
         pools, table = Pools(device_lr=lr, device_steps=LOCAL_STEPS), np.concatenate(groups, axis=1)
-        with Training(pools, copies, "quadratic", device_participation=table, **SETTINGS) as training:
+        with make_loop(pools, copies, "quadratic", device_participation=table, **SETTINGS) as training:
             training.context.hold = together.frame
             for _ in range(ROUNDS):
                 training.step()
@@ -114,9 +114,9 @@ def gaps(method: str, num_models: int, seeds: int) -> dict[str, np.ndarray]:
     return result
 
 
-def training_of(together: MFARand | MFARR, seed: int) -> Training:
+def training_of(together: MFARand | MFARR, seed: int) -> Loop:
     """All models, as they are."""
-    return Training(together, tridiagonal(), "quadratic", seed=seed, **SETTINGS)
+    return make_loop(together, tridiagonal(), "quadratic", seed=seed, **SETTINGS)
 
 
 def gain(method: str, num_models: int, local_steps: int, single_rounds: int, seeds: int) -> Gain:

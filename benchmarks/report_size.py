@@ -21,7 +21,7 @@ import numpy as np
 
 from polytier.report.page import render
 from polytier.report.study import page_of
-from polytier.runs.config import to_toml
+from polytier.runs.spec import to_toml
 from polytier.tree.collaboration import FILE, Collaboration, save
 
 ALL = ("personal", "team", "global")

@@ -21,7 +21,7 @@ from torch import Tensor
 from polytier import Algorithm, Callback, Federation, HierFedAvg, PFedMe, build_federation
 from polytier.algorithms.sfedhp import SFedHP
 from polytier.messages.codec import CODECS
-from polytier.runs.loop import Training
+from polytier.runs.loop import Loop, make_loop
 
 EVERY = 20  # rounds between two evaluations
 METHODS: dict[str, Algorithm] = {
@@ -44,10 +44,10 @@ class Meter(Callback):
         self.rounds: list[dict[str, Any]] = []
         self.totals = {"paper": 0.0, "sparse": 0.0}
 
-    def on_start(self, training: Training) -> None:
+    def on_start(self, training: Loop) -> None:
         self.sent_down = model(training)
 
-    def on_round(self, training: Training, record: dict[str, Any]) -> None:
+    def on_round(self, training: Loop, record: dict[str, Any]) -> None:
         topology, after = training.context.topology, model(training)
         ids = torch.arange(topology.size(1))
         # pFedMe's devices keep no copy of what they send; it has no zeros, nor has the mean of it
@@ -68,7 +68,7 @@ class Meter(Callback):
         self.sent_down = after
 
 
-def model(training: Training) -> Tensor:
+def model(training: Loop) -> Tensor:
     """[1, d] the global model, which is also what the server sends in the next round."""
     found = training.algorithm.global_model(training.state)
     assert found is not None
@@ -82,7 +82,7 @@ def share(rows: Tensor) -> float:
 def measure(algorithm: Algorithm, federation: Federation, rounds: int, seed: int) -> list[dict[str, Any]]:
     meter = Meter()
     settings = {"batch_size": 20, "eval_every": EVERY, "codec": "paper"}
-    with Training(algorithm, federation, "dnn:100", seed=seed, **settings) as training:
+    with make_loop(algorithm, federation, "dnn:100", seed=seed, **settings) as training:
         training.run(rounds, [meter])
     return meter.rounds
 

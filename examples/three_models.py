@@ -22,8 +22,8 @@ models = {"digit": "mclr", "odd": "dnn:32", "sensors": "mclr"}
 methods = {name: polytier.FedAvg(device_lr=0.1, device_steps=5) for name in models}
 
 
-def together(seed: int) -> polytier.Training:
-    return polytier.Training(polytier.MFARR(methods), federations, models, seed=seed)
+def together(seed: int) -> polytier.Loop:
+    return polytier.make_loop(polytier.MFARR(methods), federations, models, seed=seed)
 
 
 alone = 10

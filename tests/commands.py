@@ -6,7 +6,7 @@ import csv
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
 from polytier.cli.main import app
-from polytier.studies import run_queue as tasks
+from polytier.runs.spec import RunSpec
+from polytier.studies import run_queue
 
 QUICK = ("--set", "device_steps=2", "--set", "team_rounds=2")
 SMALL = ("--devices", "6", "--teams", "2", *QUICK)
@@ -44,15 +45,9 @@ def own_file(path: Path) -> None:
 # -- in place of a run, found by name in another process ----------------------------------------------
 
 
-def obey(args: Sequence[str], said: Path) -> None:
+def obey(spec: RunSpec, folder: Path, resumed: bool, pipe: Connection) -> None:
     """Wait for Ctrl-C."""
     signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
-    tasks.set_apart(said)
-    Path(f"{Path(args[3]).name}.started").touch()
+    run_queue.set_apart()
+    Path(f"{folder.name}.started").touch()
     time.sleep(60)
-
-
-def crash(args: Sequence[str], said: Path) -> None:
-    tasks.set_apart(said)
-    print("first", file=sys.stderr)
-    sys.exit("it broke")

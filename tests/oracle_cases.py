@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import oracles
 from polytier import Federation, Topology
-from polytier.runs.loop import Training
+from polytier.runs.loop import make_loop
 
 FEATURES, CLASSES = 2, 3
 SETTINGS = settings(
@@ -71,7 +71,7 @@ class Case:
 
 
 def draw_participation(draw, size: int | None) -> tuple[Any, dict]:
-    """A rule as Training takes it, and as the oracle does; `size` None: no table (several tiers share the rule)."""
+    """A rule as Loop takes it, and as the oracle does; `size` None: no table (several tiers share the rule)."""
     kind = draw(st.sampled_from(["all", "fraction", "count", *(["table"] if size else [])]))
     if kind == "fraction":
         fraction = draw(st.sampled_from([0.1, 0.3, 0.5, 0.75]))
@@ -132,7 +132,7 @@ def cases(draw, tiers: tuple[int, ...] = (2, 3, 4)) -> Case:
 
 def agree(case: Case, algorithm, oracle, **fields) -> None:
     """Train, run the oracle, and compare all models at all nodes."""
-    with Training(algorithm, case.federation, "mclr", **case.settings) as training:
+    with make_loop(algorithm, case.federation, "mclr", **case.settings) as training:
         x0 = training.context.objective.initial.numpy().copy()
         run = training.run(case.rounds)
         expected = oracle(case.problem, x0, case.rounds, **fields)

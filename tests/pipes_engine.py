@@ -28,7 +28,7 @@ from polytier.method.context import Context
 from polytier.method.execute import execute
 from polytier.method.memory import Memory
 from polytier.method.node import Children
-from polytier.runs.loop import Training
+from polytier.runs.loop import Loop
 from polytier.stack.rows import Rows, as_dict, cat_rows, fold, map_rows
 from polytier.tree.topology import Topology
 
@@ -164,7 +164,7 @@ class Processes:
         jobs = [([end], below[k]) for k, end in enumerate(team_ends)] + [(up, {}) for up in ups]
         self.processes = [start(serve, *job, daemon=True) for job in jobs]
 
-    def attach(self, training: Training) -> None:
+    def attach(self, training: Loop) -> None:
         """Give every node its context: only a device's own process has its samples."""
         context, codec, leaf = training.context, training.codec, training.context.topology.leaf
         pipes = {1: self.teams, 2: self.devices} if leaf == 2 else {1: self.devices}

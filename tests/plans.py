@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from polytier.papers.plan import Item, Run
-from polytier.runs.config import check_config, make_algorithm
+from polytier.runs.methods import make_method
+from polytier.runs.spec import check_spec
 
 
 def runs_of(items: Sequence[Item]) -> dict[str, Run]:
@@ -23,8 +24,8 @@ def runs_of(items: Sequence[Item]) -> dict[str, Run]:
 def check_runs(items: Sequence[Item]) -> None:
     """Settings that `polytier run` takes, and fields that the method has."""
     for run in runs_of(items).values():
-        config = check_config(run.settings)
-        make_algorithm(config.algorithm, config.set)
+        config = check_spec(run.settings)
+        make_method(config.algorithm, config.set)
         assert not {"seed", "data_dir", "out", "workers"} & set(run.settings)
     for claim in (claim for item in items for claim in item.claims):
         rounds = [set(range(0, r.settings["rounds"] + 1, r.settings["eval_every"])) - {0} for r in claim.runs]

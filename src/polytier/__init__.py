@@ -40,10 +40,12 @@ if TYPE_CHECKING:
     from polytier.method.call import Diverged
     from polytier.method.node import Children, LocalProblem
     from polytier.method.parameters import Step, parameter
+    from polytier.runs.assemble import assemble
     from polytier.runs.callbacks import MLflow, Progress, RunFolder, TensorBoard
     from polytier.runs.contract import check_algorithm
-    from polytier.runs.loop import Callback, Training, train
+    from polytier.runs.loop import Callback, Loop, make_loop, train
     from polytier.runs.run import Run
+    from polytier.runs.spec import RunSpec
     from polytier.stack.rows import Rows
     from polytier.studies.gain import measure_gain
     from polytier.tree.collaboration import Collaboration
@@ -104,17 +106,23 @@ _HOME = {
     "polytier.runs.contract": ("check_algorithm",),
     "polytier.runs.loop": (
         "Callback",
-        "Training",
+        "Loop",
+        "make_loop",
         "train",
     ),
+    "polytier.runs.assemble": ("assemble",),
     "polytier.runs.run": ("Run",),
+    "polytier.runs.spec": ("RunSpec",),
     "polytier.stack.rows": ("Rows",),
     "polytier.studies.gain": ("measure_gain",),
     "polytier.tree.collaboration": ("Collaboration",),
     "polytier.tree.topology": ("Topology",),
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
-_RENAMED = {"Local": "LocalProblem"}  # names of version 0.1, which work in 0.2 and are gone in 0.3
+_RENAMED = {
+    "Local": "LocalProblem",
+    "Training": "make_loop",
+}  # names of version 0.1, which work in 0.2 and are gone in 0.3
 
 __all__ = list(_MODULE)  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -5,6 +5,21 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 
+BAD_INPUT, FAULT, INTERRUPTED = 2, 3, 130  # exit codes of the command line
+
+
+class Stopped(Exception):
+    """A command ended before its work was done.
+
+    Args:
+        text: What happened, and how to go on.
+        code: The exit code.
+    """
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
 
 def unknown(kind: str, name: str, known: Collection[str]) -> ValueError:
     """Advice for a name that does not exist: the nearest one, and all there are."""

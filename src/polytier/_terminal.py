@@ -1,4 +1,4 @@
-"""What the commands say to people, and how people stop them."""
+"""The terminal: what commands print for people, and how people interrupt them."""
 
 from __future__ import annotations
 
@@ -10,24 +10,18 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import typer
 from rich.console import Console
 
 log = logging.getLogger("polytier")
-BAD_INPUT, FAULT, INTERRUPTED = 2, 3, 130
 
 
 def say(text: str) -> None:
+    """Print a line for people, on standard error."""
     print(text, file=sys.stderr)
 
 
-def fail(text: str, code: int) -> typer.Exit:
-    say(f"polytier: {text}")
-    return typer.Exit(code)
-
-
 class StderrHandler(logging.Handler):
-    """Looks for sys.stderr anew each time: a progress bar takes its place while it runs."""
+    """Looks up sys.stderr for every line: a progress bar replaces it while it runs."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(self.format(record))
@@ -40,7 +34,7 @@ def set_up_logging(quiet: bool, verbose: bool) -> None:
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Nothing is logged: what would be said will be said by somebody else."""
+    """Log nothing inside; the runs themselves will log the same."""
     log.disabled = True
     try:
         yield
@@ -49,7 +43,7 @@ def silence() -> Iterator[None]:
 
 
 class Interrupt:
-    """The first Ctrl-C (or SIGTERM) lets the round end; the second one stops at once."""
+    """The first Ctrl-C (or SIGTERM) lets the round end; the second one stops the command at once."""
 
     def __init__(self) -> None:
         self.asked, self._before = False, {}
@@ -71,11 +65,11 @@ class Interrupt:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        # not print, which may be at work at this very moment
-        os.write(2, b"\npolytier: finishing this round; once more stops at once\n")
+        # not print, which this signal may have interrupted
+        os.write(2, b"\npolytier: finishing this round; press Ctrl-C again to stop at once\n")
 
 
 def wide_console() -> Console:
-    """Standard output; where nobody watches, tables are not squeezed."""
+    """Standard output; where it is not a terminal, tables have their full width."""
     console = Console()
     return console if console.is_terminal else Console(width=160)

@@ -17,7 +17,7 @@ from polytier.algorithms.pfedgp import PFedGP
 from polytier.method.call import Clock
 from polytier.method.node import LocalProblem
 from polytier.runs.contract import small_federation
-from polytier.runs.loop import Training
+from polytier.runs.loop import Loop, make_loop
 from polytier.tree.random import key
 
 TINY = 1e-30  # of the complex step: f'(x) = Im f(x + ih) / h, without rounding
@@ -77,7 +77,7 @@ def test_pfedbayes_equals_its_oracle(absent):
     lr, eta = ({c: a + 0.01 * c for c in range(12)} for a in (0.05, 0.1))
     fields = {"server_lr": 0.7, "zeta": 0.3, "device_steps": 3, "num_samples": 2, "prior_deviation": 0.4}
     algorithm = PFedBayes(device_lr=tuple(lr.values()), global_lr=tuple(eta.values()), **fields)
-    with Training(algorithm, case.federation, "mclr", **case.settings) as training:
+    with make_loop(algorithm, case.federation, "mclr", **case.settings) as training:
         x0 = training.context.objective.initial.numpy().copy()
         run = training.run(case.rounds)
         w, q = pfedbayes(case.problem, x0, case.rounds, device_lr=lr, global_lr=eta, **fields)
@@ -107,7 +107,7 @@ def test_pfedbayes_without_divergence_and_deviation_is_local():
 
 
 def test_noise_is_normal_and_never_the_same_twice():
-    with Training(PFedBayes(), small_federation(), "mclr", batching="eager") as training:
+    with make_loop(PFedBayes(), small_federation(), "mclr", batching="eager") as training:
         ids, like = torch.arange(11), torch.zeros(11, 4000, dtype=torch.float64)
         draw = lambda purpose, t: normal(LocalProblem(training.context, 1, ids, Clock(t)), purpose, like)  # noqa: E731
         draws = torch.stack([draw("noise 0 0", 0), draw("noise 0 1", 0), draw("noise 1 0", 0), draw("noise 0 0", 1)])
@@ -121,9 +121,9 @@ def test_noise_is_normal_and_never_the_same_twice():
 def test_pfedbayes_warns_of_steps_that_diverge(caplog):
     settings: Any = {"batch_size": 4, "dtype": "float64", "batching": "eager"}
     with caplog.at_level(logging.WARNING, "polytier"):  # other tests may have asked for more
-        with Training(PFedBayes(), small_federation(), "mclr", **settings):
+        with make_loop(PFedBayes(), small_federation(), "mclr", **settings):
             assert not caplog.records
-        with Training(PFedBayes(global_lr=0.05), small_federation(), "mclr", **settings):
+        with make_loop(PFedBayes(global_lr=0.05), small_federation(), "mclr", **settings):
             (record,) = caplog.records
             assert record.message.startswith("global_lr * zeta / (n prior_deviation^2) =")
 
@@ -171,7 +171,7 @@ def posterior(theta, x, y, inputs, noise, inducing):
     return (cross.T @ np.linalg.solve(A, Y)) / variance[:, None]
 
 
-def predictions(training: Training, model: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+def predictions(training: Loop, model: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
     """[devices, B, C] what each device says of the same inputs."""
     n = training.context.topology.size(1)
     local = LocalProblem(training.context, 1, torch.arange(n), Clock(training.round), quiet=True)
@@ -183,7 +183,7 @@ def test_pfedgp_equals_its_oracle(weights, inducing):
     case = fixed_case(2, 3, l2=0.05)
     lr = {c: 0.2 + 0.05 * c for c in range(12)}
     fields: Any = {"device_steps": 3, "noise": 0.2, "weights": weights}
-    with Training(
+    with make_loop(
         PFedGP(tuple(lr.values()), inducing=inducing, **fields), case.federation, "mclr", **case.settings
     ) as training:
         x0 = training.context.objective.initial.numpy().copy()
@@ -222,7 +222,7 @@ def test_pfedgp_predicts_from_training_data_alone():
 
     def says(changed: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
         other: Federation = replace(federation, y=torch.where(changed, (federation.y + 1) % 3, federation.y))
-        with Training(PFedGP(device_steps=2), other, "mclr", batch_size=4, batching="eager") as training:
+        with make_loop(PFedGP(device_steps=2), other, "mclr", batch_size=4, batching="eager") as training:
             run = training.run(2)
             assert run.personal is not None
             return predictions(training, run.personal[:1], inputs), run.history[-1]["personal"]
@@ -240,7 +240,7 @@ def test_pfedgp_needs_classes():
     for y in (np.zeros(6), np.zeros((6, 3), dtype=np.int64)):
         federation = Federation.from_arrays(x, y, np.repeat([0, 1], 3))
         with pytest.raises(ValueError, match="pFedGP classifies samples.*give one class a sample"):
-            Training(PFedGP(), federation, torch.nn.Linear(2, 3), batching="eager")
+            make_loop(PFedGP(), federation, torch.nn.Linear(2, 3), batching="eager")
 
 
 # -- both ---------------------------------------------------------------------------------------------

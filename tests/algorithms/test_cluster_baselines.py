@@ -17,7 +17,7 @@ from polytier.algorithms.oracle import Oracle
 from polytier.algorithms.scaffold import SCAFFOLD
 from polytier.data.synthetic import quadratic_clusters
 from polytier.method.algorithm import Algorithm
-from polytier.runs.loop import Training
+from polytier.runs.loop import make_loop
 from polytier.tree.random import key
 
 FEATURES, CLASSES = 2, 3
@@ -59,7 +59,7 @@ def problem(federation: Federation, rule: dict) -> Problem:
 def run(method: Algorithm, rule: dict, rounds: int = 4, federation: Federation = DATA) -> tuple[Run, Any, np.ndarray]:
     """The run, the server's last state, and the initial model."""
     taken = rule.get("fraction", rule.get("table", 1.0))
-    with Training(method, federation, "mclr", device_participation=taken, **SETTINGS) as training:
+    with make_loop(method, federation, "mclr", device_participation=taken, **SETTINGS) as training:
         x0 = training.context.objective.initial.numpy().copy()
         return training.run(rounds), training.state, x0
 
@@ -352,7 +352,7 @@ def test_advice(monkeypatch, caplog):
     ]
     for method, data, more, told in wrong:
         with pytest.raises(ValueError, match=told):
-            Training(method, data, "mclr", **SETTINGS, **more)
+            make_loop(method, data, "mclr", **SETTINGS, **more)
     for make_it in (lambda: SCAFFOLD(option="III"), lambda: IFCA(num_clusters=0), lambda: FC(momentum=1.1)):
         with pytest.raises(ValueError, match="allowed"):
             make_it()

@@ -14,7 +14,7 @@ from polytier import Federation, Topology, check_algorithm, train
 from polytier.algorithms import LocalTraining, cobo
 from polytier.algorithms.cobo import CoBo
 from polytier.data.synthetic import quadratic_clusters
-from polytier.runs.loop import Training
+from polytier.runs.loop import make_loop
 from polytier.tree.pair_weights import project as on_simplex
 from polytier.tree.pair_weights import skip
 from polytier.tree.random import key, name_key, signed
@@ -135,7 +135,7 @@ def agree(federation: Federation, topology: Topology, rules: list[dict], rounds:
     method = CoBo(device_lr=tuple(lr), **{**FIELDS, **fields})
     taken = [rule.get("fraction", rule.get("table", 1.0)) for rule in rules]
     part = {"device_participation": taken[-1], "team_participation": taken[1] if len(taken) == 3 else 1.0}
-    with Training(method, federation, "mclr", topology=topology, **SETTINGS, **part) as training:
+    with make_loop(method, federation, "mclr", topology=topology, **SETTINGS, **part) as training:
         x0 = training.context.objective.initial.numpy().copy()
         run = training.run(rounds)
     problem = problem_of(federation, topology, rules, seed=3, l2=0.1, batch_size=4)
@@ -229,7 +229,7 @@ def test_clients_leave_and_join():
     table = np.ones((6, 7), dtype=int)
     table[2:4, 0], table[:3, 6], table[4] = 0, 0, 0
     method, after = CoBo(sampling="all", **FIELDS), []
-    with Training(method, make(), "mclr", device_participation=table, **SETTINGS) as training:
+    with make_loop(method, make(), "mclr", device_participation=table, **SETTINGS) as training:
         initial = training.context.objective.initial
         for _ in range(6):
             training.step()
@@ -301,7 +301,7 @@ def test_rows_are_projected_onto_the_simplex(data, n):
 
 
 def test_simplex_rows_of_a_run():
-    with Training(CoBo(domain="simplex", **FIELDS), make(), "mclr", batch_size=4, batching="eager") as training:
+    with make_loop(CoBo(domain="simplex", **FIELDS), make(), "mclr", batch_size=4, batching="eager") as training:
         for _ in range(20):
             training.step()
             (learned,) = training.learned().values()
@@ -329,7 +329,7 @@ def test_pairs_are_drawn_as_often_as_they_should():
 def test_memory_grows_with_the_pairs_drawn():
     n = 2000
     data = quadratic_clusters(n, 4, 2, seed=0)
-    with Training(CoBo(device_pull=1 / n), data, "quadratic", batching="stacked", tile=64) as training:
+    with make_loop(CoBo(device_pull=1 / n), data, "quadratic", batching="stacked", tile=64) as training:
         sizes = []
         for _ in range(3):
             training.step()
@@ -377,7 +377,7 @@ def test_quadratic_clusters_are_what_they_say():
 
 def warned(caplog, method: CoBo, data: Federation) -> str:
     caplog.clear()
-    with caplog.at_level(logging.WARNING, "polytier"), Training(method, data, "quadratic", batching="eager"):
+    with caplog.at_level(logging.WARNING, "polytier"), make_loop(method, data, "quadratic", batching="eager"):
         return caplog.text
 
 
@@ -397,8 +397,8 @@ def test_warns_of_a_pull_that_diverges(caplog):
 
 def test_settings_that_cannot_work():
     with pytest.raises(ValueError, match='got 1; add some, or use domain = "box"'):
-        Training(CoBo(domain="simplex"), make(["d1"]), "mclr", **SETTINGS)
+        make_loop(CoBo(domain="simplex"), make(["d1"]), "mclr", **SETTINGS)
     with pytest.raises(ValueError, match="needs a tree with teams"):
-        Training(CoBo(clients="teams"), make(), "mclr", **SETTINGS)
+        make_loop(CoBo(clients="teams"), make(), "mclr", **SETTINGS)
     run = train(CoBo(), make(["d1"]), "mclr", rounds=2, **SETTINGS)  # alone it trains alone
     assert len(run.collaboration[2]) == 1

@@ -15,7 +15,7 @@ from polytier.algorithms.demlearn import DemLearn
 from polytier.algorithms.fedamp import FedAMP, HeurFedAMP
 from polytier.algorithms.validation import ValidationWeights
 from polytier.data.synthetic import quadratic_clusters
-from polytier.runs.loop import Training
+from polytier.runs.loop import make_loop
 from polytier.tree import pair_weights as pairs
 from polytier.tree.random import key, name_key, signed
 
@@ -68,7 +68,7 @@ def agree(method, oracle, part="all", rounds=5, topology=None, teams="all", **fi
     topology = topology or Topology.build(NAMES)
     rules = [{}, *([PARTS[teams][1]] if topology.leaf == 2 else []), PARTS[part][1]]
     taken = {"device_participation": PARTS[part][0], "team_participation": PARTS[teams][0]}
-    with Training(method, make(), "mclr", topology=topology, **SETTINGS, **taken) as training:
+    with make_loop(method, make(), "mclr", topology=topology, **SETTINGS, **taken) as training:
         x0 = training.context.objective.initial.numpy().copy()
         run = training.run(rounds)
     expected, weights = oracle(problem_of(topology, rules), x0, rounds, **fields)
@@ -175,10 +175,10 @@ def test_weights_in_pieces_and_not_kept(monkeypatch):
 
 
 def test_fedamp_warns_of_negative_weights():
-    with Training(FedAMP(attention_lr=5.0), make(), "mclr", **SETTINGS) as training:
+    with make_loop(FedAMP(attention_lr=5.0), make(), "mclr", **SETTINGS) as training:
         (told,) = training.algorithm.check(training_server(training))
     assert "use attention_lr = 1.25" in told  # 10 / 8
-    with Training(FedAMP(attention_lr=1.25), make(), "mclr", **SETTINGS) as training:
+    with make_loop(FedAMP(attention_lr=1.25), make(), "mclr", **SETTINGS) as training:
         assert not training.algorithm.check(training_server(training))
 
 
@@ -377,7 +377,7 @@ def test_al2gd_refuses_and_warns():
     deep = Topology.build(NAMES, TEAMS, np.array([0, 0, 1]))
     with pytest.raises(ValueError, match="got 2: use a tree of 2 or 3 tiers"):
         train(AL2GD(), make(), "mclr", rounds=1, topology=deep, **SETTINGS)
-    with Training(AL2GD(0.1, 2.0, 0.5), make(), "mclr", topology=Topology.build(NAMES, TEAMS), **SETTINGS) as training:
+    with make_loop(AL2GD(0.1, 2.0, 0.5), make(), "mclr", topology=Topology.build(NAMES, TEAMS), **SETTINGS) as training:
         (told,) = training.algorithm.check(training_server(training))
     assert told.startswith("device_lr * device_pull / p_team = 2;")
 
@@ -455,7 +455,7 @@ def test_demlearn(part, cluster_by, levels, pull):
 
 
 def test_groups_are_kept_between_regroupings():
-    with Training(DemLearn(**STEPS, regroup_rounds=3), make(), "mclr", **SETTINGS) as training:
+    with make_loop(DemLearn(**STEPS, regroup_rounds=3), make(), "mclr", **SETTINGS) as training:
         groups = []
         for _ in range(7):
             training.step()

@@ -21,8 +21,9 @@ from polytier.data.synthetic import quadratics, tridiagonal
 from polytier.method.call import Clock
 from polytier.method.context import Context
 from polytier.method.node import Children
-from polytier.runs.config import prepare, resolve
-from polytier.runs.loop import Training
+from polytier.runs.assemble import assemble
+from polytier.runs.loop import Loop, make_loop
+from polytier.runs.spec import read_spec
 from polytier.studies.gain import Gain, measure_gain
 from polytier.tree.participation import Participation
 from polytier.tree.random import key, signed
@@ -185,7 +186,7 @@ def test_a_model_of_several_is_itself_alone_where_its_devices_take_part(kind):
             parents = topology.parents[topology.leaf].numpy()
             teams = np.array([[row[parents == i].any() for i in range(topology.size(1))] for row in devices])
         assert 0 < devices.mean() < 1
-        with Training(
+        with make_loop(
             method, federation, "mclr", topology=tree, device_participation=devices, team_participation=teams,
             **{k: v for k, v in shared.items() if k != "rounds"},
         ) as training:  # fmt: skip
@@ -238,7 +239,7 @@ def test_groups(pool):
 
 def test_a_frame_in_the_ledgers():
     """What is drawn is what is done: by the bytes of three frames, every device trains each of four models once."""
-    with Training(
+    with make_loop(
         MFARR(alike(FedAvg(0.1, 1), 4)), ragged([2] * 10), "mclr", batching="eager", eval_every=1000
     ) as training:  # fmt: skip
         training.run(12)
@@ -298,9 +299,9 @@ def test_other_data_and_other_losses(kind):
 OBJECTIVES: dict[str, Any] = {}  # graphs are traced once for all
 
 
-def mixed(method: Any, **settings: Any) -> Training:
+def mixed(method: Any, **settings: Any) -> Loop:
     """A logistic regression and a network, without teams and with them."""
-    training = Training(
+    training = make_loop(
         method, unrelated()[0]["classes"], {"small": "mclr", "large": "dnn:5"}, batch_size=4, batching="stacked",
         topology=Topology.build(np.arange(13), np.arange(13) % 3), device_participation=0.8, **settings,
     )  # fmt: skip
@@ -312,7 +313,7 @@ def mixed(method: Any, **settings: Any) -> Training:
 MIXED = MFARR({"small": FedAvg("2/(9+t)", 2), "large": PerMFL(0.2, 0.1, device_steps=2, team_rounds=2)})
 
 
-def left(training: Training) -> tuple[Any, list[Any], int]:
+def left(training: Loop) -> tuple[Any, list[Any], int]:
     """All that training has come to, but for the time it took."""
     tensors, _ = deepcopy(training.snapshot())
     history = [{k: v for k, v in record.items() if k != "seconds"} for record in training.history]
@@ -378,7 +379,7 @@ def test_the_contract():
 
 
 def start(algorithm: Any, federation: Any = None, model: Any = "mclr", **settings: Any) -> None:
-    Training(algorithm, federation or ragged([2, 2, 2]), model, batching="eager", **settings).close()
+    make_loop(algorithm, federation or ragged([2, 2, 2]), model, batching="eager", **settings).close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -435,10 +436,9 @@ algorithm = "permfl"
 def test_tables_of_models(tmp_path):
     def prepared(more: str, **flags: Any) -> dict[str, Any]:
         (tmp_path / "run.toml").write_text(TABLES.format(more=more))
-        training, config = prepare(resolve(str(tmp_path / "run.toml"), {"batching": "eager", **flags}))
-        with training:
-            methods = {name: type(method).__name__ for name, method in training.algorithm.parts().items()}
-        return {**methods, "set": config.models["two"]["set"]["device_steps"]}  # type: ignore[index]
+        with Loop.of(read_spec(str(tmp_path / "run.toml"), {"batching": "eager", **flags})) as loop:
+            methods = {name: type(method).__name__ for name, method in loop.algorithm.parts().items()}
+        return {**methods, "set": loop.spec.models["two"]["set"]["device_steps"]}  # type: ignore[index]
 
     assert prepared("set = {device_steps = 3}") == {"one": "FedAvg", "two": "PerMFL", "set": 3}
     for more, advice in {
@@ -451,11 +451,11 @@ def test_tables_of_models(tmp_path):
         with pytest.raises(ValueError, match=advice):
             prepared(more, teams="2")
     with pytest.raises(ValueError, match="7 models need at least as many devices"):
-        prepare(resolve("mfa-rand", {"models": 7, "devices": 6, "batching": "eager"}))
+        assemble(read_spec("mfa-rand", {"models": 7, "devices": 6, "batching": "eager"}))
     with pytest.raises(ValueError, match="models = 0; at least one model is trained"):
-        prepare(resolve("mfa-rand", {"models": 0}))
+        assemble(read_spec("mfa-rand", {"models": 0}))
     with pytest.raises(ValueError, match="fedavg trains one model"):
-        prepare(resolve("fedavg", {"models": 2}))
+        assemble(read_spec("fedavg", {"models": 2}))
 
 
 # -- the strongly convex problem, and the gain --------------------------------------------------------
@@ -504,7 +504,7 @@ def test_gain_by_hand():
     methods = {"a": FedAvg(0.2, 1), "b": FedAvg(0.3, 2)}
     seen: list[str] = []
     gain = measure_gain(
-        lambda seed: Training(MFARR(methods), data, "quadratic", seed=seed, **QUAD), 4, [3, 4], "train",
+        lambda seed: make_loop(MFARR(methods), data, "quadratic", seed=seed, **QUAD), 4, [3, 4], "train",
         progress=seen.append,
     )  # fmt: skip
     assert len(seen) == 4
@@ -521,17 +521,17 @@ def test_gain_by_hand():
 def test_gain_of_models_alike(monkeypatch):
     """One run alone serves all that are alike; accuracy counts where there is some."""
     singles = []
-    real = Training.run
+    real = Loop.run
 
-    def run(self: Training, rounds: int, *args: Any, **more: Any) -> Run:
+    def run(self: Loop, rounds: int, *args: Any, **more: Any) -> Run:
         singles.append(rounds) if not self.context.scopes else None
         return real(self, rounds, *args, **more)
 
-    monkeypatch.setattr(Training, "run", run)
+    monkeypatch.setattr(Loop, "run", run)
     federations, _ = unrelated(6)
     other = {"a": FedAvg(0.3, 2), "b": FedAvg(0.3, 2), "c": FedAvg(0.2, 2)}
     gain = measure_gain(
-        lambda seed: Training(MFARand(other), federations["classes"], "mclr", batching="eager"), 4, [0], "train"
+        lambda seed: make_loop(MFARand(other), federations["classes"], "mclr", batching="eager"), 4, [0], "train"
     )
     assert singles == [4, 4]
     assert gain.targets[0]["a"] == gain.targets[0]["b"]
@@ -544,13 +544,13 @@ def test_gain_of_models_alike(monkeypatch):
 def test_gain_is_one_for_one_model_and_not_reached_if_given_up():
     one = MFARR({"a": FedAvg(0.1, 2)})
     gain = measure_gain(
-        lambda seed: Training(one, quadratics(4, 2), "quadratic", seed=seed, **QUAD), 5, [0, 1], "train"
+        lambda seed: make_loop(one, quadratics(4, 2), "quadratic", seed=seed, **QUAD), 5, [0, 1], "train"
     )
     assert gain.rounds == {0: 5, 1: 5}
     assert (gain.mean, gain.deviation, gain.interval) == (1, 0, (1, 1))
     two = MFARR(alike(FedAvg(0.1, 2), 2))
     lost = measure_gain(
-        lambda seed: Training(two, quadratics(4, 2), "quadratic", **QUAD), 5, [0], "train", most_rounds=2
+        lambda seed: make_loop(two, quadratics(4, 2), "quadratic", **QUAD), 5, [0], "train", most_rounds=2
     )
     assert lost.rounds == {0: None}
     assert (lost.gains, lost.mean, lost.interval) == ({}, None, None)
@@ -560,10 +560,10 @@ def test_gain_is_one_for_one_model_and_not_reached_if_given_up():
 def test_gain_of_a_configuration():
     """As the command line has it: the seed is a setting like any other, and settles the data too."""
     given = {"models": 2, "devices": 6, "batching": "eager", "set": {"device_steps": 2, "device_lr": 0.1}}
-    gain = measure_gain(lambda seed: prepare(resolve("mfa-rr", {**given, "seed": seed}))[0], 2, [1, 2])
+    gain = measure_gain(lambda seed: Loop.of(read_spec("mfa-rr", {**given, "seed": seed})), 2, [1, 2])
     assert gain.targets[1] != gain.targets[2]
-    alone, _ = prepare(resolve("fedavg", {k: v for k, v in given.items() if k != "models"} | {"seed": 2}))
-    with alone:
+    spec = read_spec("fedavg", {k: v for k, v in given.items() if k != "models"} | {"seed": 2})
+    with Loop.of(spec) as alone:
         found = alone.run(2).history[-1]["global"]["test"]["accuracy"]
     assert gain.targets[2] == {"model1": found, "model2": found}
 
@@ -582,7 +582,7 @@ def test_interval_of_gains():
 def test_what_a_gain_needs():
     def measure(algorithm: Any, rounds: int = 2, seeds: Any = (0,), **more: Any) -> None:
         measure_gain(
-            lambda seed: Training(algorithm, ragged([3, 3, 3]), "mclr", batching="eager"), rounds, seeds, **more
+            lambda seed: make_loop(algorithm, ragged([3, 3, 3]), "mclr", batching="eager"), rounds, seeds, **more
         )
 
     two = MFARR(alike(FedAvg(), 2))

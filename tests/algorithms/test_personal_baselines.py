@@ -19,7 +19,7 @@ from polytier.algorithms.ditto import Ditto
 from polytier.algorithms.fedrep import FedRep
 from polytier.algorithms.per_fedavg import PerFedAvg
 from polytier.data.synthetic import quadratics
-from polytier.runs.loop import Training
+from polytier.runs.loop import make_loop
 from polytier.runs.run import Run
 
 # -- the oracles --------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_fedrep(case, head_steps, body_steps, weights):
     fields = {"head_steps": head_steps, "body_steps": body_steps, "weights": weights}
     p = case.problem
     problem = LayersProblem(p.data, p.children, p.classes, p.l2, p.seed, p.batch_size, p.participation, p.absent)
-    with Training(FedRep(device_lr=lr, **fields), case.federation, Layers(), **case.settings) as training:
+    with make_loop(FedRep(device_lr=lr, **fields), case.federation, Layers(), **case.settings) as training:
         x0 = training.context.objective.initial.numpy().copy()
         run = training.run(case.rounds)
     expected = fedrep(problem, x0, case.rounds, device_lr=lr_of, head=HEAD, **fields).personal
@@ -304,7 +304,7 @@ def test_the_global_model_of_apfl_is_fedavgs_to_the_bit(adaptive):
 
 def test_apfl_learns_its_alpha():
     """Each device its own, in [0, 1] however long the steps; absent devices keep theirs."""
-    with Training(APFL(2.0, 5), make(), "mclr", **{k: v for k, v in HALF.items() if k != "rounds"}) as training:
+    with make_loop(APFL(2.0, 5), make(), "mclr", **{k: v for k, v in HALF.items() if k != "rounds"}) as training:
         training.run(12)
         alpha = training.context.memory.read(1, "alpha", torch.arange(6), torch.full((6, 1), 0.5))
     assert alpha.min() >= 0
@@ -321,7 +321,7 @@ def test_fedrep_of_a_head_alone_is_local_to_the_bit(caplog):
 
 
 def test_bodies_travel_and_heads_stay():
-    with Training(FedRep(0.1, 2, 2), make(), Layers(), batch_size=3, batching="eager", codec="float64") as training:
+    with make_loop(FedRep(0.1, 2, 2), make(), Layers(), batch_size=3, batching="eager", codec="float64") as training:
         start = training.context.objective.initial
         run = training.run(2)
     head = torch.from_numpy(HEAD)
@@ -343,7 +343,7 @@ def test_bodies_travel_and_heads_stay():
     ],
 )
 def test_every_gradient_is_counted(method, gradients):
-    with Training(method, make(), "mclr", batch_size=3, batching="eager") as training:
+    with make_loop(method, make(), "mclr", batch_size=3, batching="eager") as training:
         training.run(2)
         assert training.context.device_steps == 2 * 6 * gradients
 
@@ -375,4 +375,4 @@ def test_fedrep_needs_a_head():
     with pytest.raises(
         ValueError, match=r"named head\.\*, got theta; call the model's last layer `head`, or use FedAvg"
     ):
-        Training(FedRep(), quadratics(3, 2), "quadratic", batching="eager")
+        make_loop(FedRep(), quadratics(3, 2), "quadratic", batching="eager")

@@ -14,7 +14,7 @@ from oracles import NEST, Models
 from polytier import PerMFL, Topology, check_algorithm, train
 from polytier.algorithms.sfedhp import SFedHP
 from polytier.data.synthetic import quadratics
-from polytier.runs.loop import Training
+from polytier.runs.loop import make_loop
 
 # -- the oracle ---------------------------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ class Spy:
 @pytest.mark.parametrize("fields", [DENSE, SPARSE])
 def test_what_travels_has_exact_zeros_or_none(fields):
     case = fixed_case(4)
-    with Training(SFedHP(team_rounds=2, **fields), case.federation, "mclr", **case.settings) as training:
+    with make_loop(SFedHP(team_rounds=2, **fields), case.federation, "mclr", **case.settings) as training:
         training.context.engine.codec = spy = Spy()  # type: ignore[attr-defined]
         run = training.run(4)
     assert run.global_ is not None

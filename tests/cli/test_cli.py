@@ -85,7 +85,7 @@ def test_run_alone_is_permfl_on_digits(tmp_path):
     assert "personal" in result.stdout
     assert "runs/permfl-digits-0-1" in result.stdout
     assert "PerMFL: 40 devices in 4 teams" in result.stderr
-    assert "a round" in result.stderr
+    assert "per round" in result.stderr
     config = tomllib.loads((tmp_path / "runs" / "permfl-digits-0-1" / "config.toml").read_text())
     assert (config["data"], config["model"], config["partition"]) == ("digits", "mclr", "labels:2")
     assert config["set"]["device_pull"] == 0.5
@@ -366,7 +366,7 @@ def test_memory_that_runs_out_on_the_way(monkeypatch, tmp_path):
     def refuse(self):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
 
-    monkeypatch.setattr("polytier.runs.loop.Training.step", refuse)
+    monkeypatch.setattr("polytier.runs.loop.Loop.step", refuse)
     said = call("run", *SMALL, *QUICK, "--out", tmp_path / "run", code=3).stderr
     assert f"polytier resume {tmp_path / 'run'} --tile 4 --workers 1" in said
     monkeypatch.undo()

@@ -18,7 +18,7 @@ from commands import QUICK, call, own_file
 from polytier import FedAvg, Federation, build_federation
 from polytier.data import pack as mapped
 from polytier.engines import workers as processes
-from polytier.runs.loop import Training
+from polytier.runs.loop import make_loop
 
 RUN = (*QUICK, "--rounds", 2, "--seed", 5, "--batching", "eager", "--quiet")  # no graphs: workers start faster
 
@@ -147,7 +147,7 @@ def test_what_an_attempt_left_behind_does_no_harm(tmp_path):
 def test_workers_map_the_packed_file(tmp_path):
     made("images").save("packed")
     packed = tmp_path / "packed"
-    with Training(FedAvg(), Federation.open("packed"), "mclr", workers=2, batching="eager") as training:
+    with make_loop(FedAvg(), Federation.open("packed"), "mclr", workers=2, batching="eager") as training:
         engine: Any = training.context.engine
         folder: Path = engine._processes.folder
         sent = processes.spec(training.context, folder / "0")
@@ -159,7 +159,7 @@ def test_workers_map_the_packed_file(tmp_path):
 
 def test_samples_in_memory_are_written_once_for_workers(tmp_path):
     federation = made("images")
-    with Training(FedAvg(), federation, "mclr", workers=2, batching="eager") as training:
+    with make_loop(FedAvg(), federation, "mclr", workers=2, batching="eager") as training:
         engine: Any = training.context.engine
         sent = processes.spec(training.context, engine._processes.folder / "0")
         assert sent["x"][0] == engine._processes.folder / "0" / "x"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pipes_engine import Processes
 from polytier import FedAvg, Federation, HierFedAvg, PerMFL, PFedMe, Topology, train
 from polytier.data.synthetic import quadratics
-from polytier.runs.loop import Training
+from polytier.runs.loop import make_loop
 from polytier.runs.run import Run
 
 PERMFL = PerMFL(0.1, 0.1, device_steps=3, team_rounds=2)
@@ -118,7 +118,7 @@ def test_the_self_check_finds_rows_that_depend_on_their_stack():
     """Whatever the module, what the check calls stacked is stacked for any number of rows."""
     torch.manual_seed(0)
     federation = ragged(16)
-    with Training(PERMFL, federation, sigmoid(), tile=16, batch_size=4) as training:
+    with make_loop(PERMFL, federation, sigmoid(), tile=16, batch_size=4) as training:
         objective, batches = training.context.objective, training.context.batches
         rows = torch.arange(16)
         theta = objective.initial + torch.linspace(-1, 1, 16).unsqueeze(1)
@@ -150,7 +150,7 @@ def test_every_node_a_process():
                 "codec": codec,
             }
             expected = train(algorithm, federation, "mclr", rounds=2, **settings)
-            with Training(algorithm, federation, "mclr", **settings) as training:
+            with make_loop(algorithm, federation, "mclr", **settings) as training:
                 processes.attach(training)
                 found = training.run(2)
             same(found, expected, "bytes", "participants")  # a team counts its own

@@ -21,7 +21,7 @@ from polytier.engines.stacked import Stacked
 from polytier.method.call import Call, NodesLost
 from polytier.runs.callbacks import RunFolder
 from polytier.runs.contract import differing, memory_of
-from polytier.runs.loop import Callback, Training
+from polytier.runs.loop import Callback, Loop, make_loop
 from polytier.stack.rows import pack
 from polytier.tree.topology import nested
 from short_methods import short
@@ -69,7 +69,7 @@ def federation_of(num: int = 12) -> Federation:
     return Federation.from_arrays(x, y, device, team=team, split=split, cluster=device % 3, num_classes=3)
 
 
-def left(training: Training) -> dict[str, Any]:
+def left(training: Loop) -> dict[str, Any]:
     """All that a run comes to."""
     found: dict[str, Any] = pack("state", training.state) | memory_of(training)
     for part in training.context.parts:
@@ -82,13 +82,13 @@ def left(training: Training) -> dict[str, Any]:
     return found
 
 
-def compared(algorithm: Any, federation: Any = None, model: Any = "mclr", rounds: int = 3, **settings: Any) -> Training:
+def compared(algorithm: Any, federation: Any = None, model: Any = "mclr", rounds: int = 3, **settings: Any) -> Loop:
     """Run by both engines; what they leave is the same."""
     settings = {"batch_size": 4, "batching": "eager", "dtype": "float64", **settings}
     federation = federation or federation_of()
     found = []
     for more in ({}, {"engine": "ray", "workers": 2}):
-        with Training(algorithm, federation, model, **settings, **more) as training:
+        with make_loop(algorithm, federation, model, **settings, **more) as training:
             run = training.run(rounds)
             models = {
                 f"{name} {kind}": rows
@@ -147,7 +147,7 @@ class Flaky(Stacked):
 
 
 def test_nodes_that_are_lost_again_and_again():
-    with Training(PERMFL, federation_of(), "mclr", batching="eager") as training:
+    with make_loop(PERMFL, federation_of(), "mclr", batching="eager") as training:
         training.use(Flaky(training.context, training.codec))
         with pytest.raises(NodesLost, match="nodes were lost, 3 times in a row; resume the run, with fewer --workers"):
             training.run(3)
@@ -158,13 +158,13 @@ def test_nodes_that_are_lost_again_and_again():
 def test_errors_arrive_as_what_they_are():
     settings: Any = {"batching": "eager", "engine": "ray", "workers": 2, "l2": 1.0}
     steps = (*[0.1] * 10, 1e200, 0.1)
-    with Training(FedAvg(steps, 3), federation_of(), "mclr", **settings) as training:
+    with make_loop(FedAvg(steps, 3), federation_of(), "mclr", **settings) as training:
         with pytest.raises(Diverged, match="device 10 is no longer finite") as caught:
             training.run(2)
         assert type(caught.value) is Diverged
         assert (caught.value.round, caught.value.tier, caught.value.nodes) == (1, "device", ["10"])
     with (
-        Training(PerMFL(device_lr=(0.1, 0.2)), federation_of(), "mclr", **settings) as training,
+        make_loop(PerMFL(device_lr=(0.1, 0.2)), federation_of(), "mclr", **settings) as training,
         pytest.raises(ValueError, match="needs 12; got 2") as caught,
     ):
         training.run(1)
@@ -222,7 +222,7 @@ def test_advice(ray, monkeypatch, tmp_path):
         shown = call("run", *SMALL, "--engine", f"ray:{address}", code=2).output
         assert f"no Ray cluster answers at '{address}'" in shown
         assert "HOST:PORT" in shown
-    with Training(FedAvg(), federation_of(), "mclr") as training:
+    with make_loop(FedAvg(), federation_of(), "mclr") as training:
         training.context.objective.device = torch.device("cuda")
         with pytest.raises(ValueError, match="--engine stacked"):
             Ray(training.context, training.codec)
@@ -240,7 +240,7 @@ class Kill(Callback):
     def __init__(self, ray: Any, after: tuple[int, ...], which: tuple[int, ...] = (0,)) -> None:
         self.ray, self.after, self.which, self.rounds = ray, after, which, []
 
-    def on_round(self, training: Training, record: dict[str, Any]) -> None:
+    def on_round(self, training: Loop, record: dict[str, Any]) -> None:
         self.rounds.append(record["round"])
         if record["round"] in self.after:
             for k in self.which:
@@ -255,7 +255,7 @@ def test_lost_actors(ray, caplog, monkeypatch, tmp_path):
     several = MFARR({"a": AL2GD(steps=4), "b": CoBo(0.1, clients="teams", sampling="all")})  # what they keep, they use
     found = []
     for more in ({}, {"engine": "ray", "workers": 2}):
-        with Training(several, federation_of(), "mclr", **settings, **more) as training:
+        with make_loop(several, federation_of(), "mclr", **settings, **more) as training:
             folder = RunFolder(tmp_path / "run")  # its checkpoint of round 1 is the first to miss the actor
             kill = Kill(ray, (1,)), Kill(ray, (4,), (0, 1))
             training.run(5, (*kill, folder) if more else ())

@@ -16,7 +16,7 @@ import torch
 
 from polytier import FedAvg, Federation
 from polytier.engines.workers import Channel, WorkerLost, Workers, WorkerTraceback
-from polytier.runs.loop import Training
+from polytier.runs.loop import make_loop
 from tasks import Forgetful, Locked, after, compute, die, echo, fail, fail_by, meet, remember, samples_of, touch
 
 NUMBER = 2  # processes
@@ -31,7 +31,7 @@ def federation() -> Federation:
 
 
 def new_workers(number: int = NUMBER) -> Workers:
-    with Training(FedAvg(), federation(), "mclr", batching="eager") as training:
+    with make_loop(FedAvg(), federation(), "mclr", batching="eager") as training:
         return Workers(training.context, number, compute)
 
 

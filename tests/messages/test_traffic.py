@@ -17,7 +17,7 @@ from polytier.engines.loopback import Loopback
 from polytier.messages.codec import BITMAP, CODECS, DENSE, INDEX
 from polytier.messages.ledger import FEW_NODES, Ledger
 from polytier.runs import checkpoint
-from polytier.runs.loop import Training
+from polytier.runs.loop import Loop, make_loop
 from polytier.runs.read import bytes_until
 
 MANY = settings(deadline=None, max_examples=150, derandomize=True, database=None)
@@ -217,7 +217,7 @@ LINKS, WAYS = {"team": "server-team", "device": "team-device"}, ("down", "up")
 NAMES = {"team": ["a", "b"], "device": ["0", "1", "2", "3"]}
 
 
-def training(**more) -> Training:
+def training(**more) -> Loop:
     """Four devices in two teams; the model has 63 numbers, and most features are zero at every device but the last."""
     rng = np.random.default_rng(0)
     x, y, device = rng.normal(size=(24, 20)), rng.integers(0, 3, 24), np.repeat(np.arange(4), 6)
@@ -229,7 +229,7 @@ def training(**more) -> Training:
     nn.init.zeros_(module.bias)
     settings = {"codec": "sparse", "device_participation": 0.5, "batch_size": 3, "batching": "eager", **more}
     topology = Topology.build(federation.ids, ["a", "a", "b", "b"])
-    return Training(PerMFL(0.1, 0.1, device_steps=2, team_rounds=2), federation, module, topology=topology, **settings)
+    return make_loop(PerMFL(0.1, 0.1, device_steps=2, team_rounds=2), federation, module, topology=topology, **settings)
 
 
 @pytest.fixture(scope="module")

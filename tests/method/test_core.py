@@ -14,7 +14,7 @@ from polytier.messages.ledger import Ledger
 from polytier.method.memory import Memory
 from polytier.method.parameters import describe_range
 from polytier.runs import checkpoint as checkpoints
-from polytier.runs.loop import Training
+from polytier.runs.loop import make_loop
 from polytier.stack.rows import Answers, fold, pack, starts_of, unpack
 from polytier.tree.participation import Participation
 from polytier.tree.topology import nested
@@ -123,7 +123,7 @@ def test_checkpoints_keep_the_newest_complete_one(tmp_path):
 
 
 def test_a_snapshot_is_json_and_tensors(tmp_path):
-    with Training(PerMFL(device_steps=1, team_rounds=1), small(), "mclr", batching="eager") as training:
+    with make_loop(PerMFL(device_steps=1, team_rounds=1), small(), "mclr", batching="eager") as training:
         training.run(2)
         tensors, facts = training.snapshot()
     assert all(isinstance(v, Tensor) for v in tensors.values())
@@ -182,7 +182,7 @@ def test_fields_take_their_type():
 
 def test_a_field_by_tier_needs_every_tier():
     federation = small()
-    with pytest.raises(ValueError, match="none is named team"):
+    with pytest.raises(ValueError, match="no tier for team_rounds 'team1'; did you mean 'team'"):
         train(
             PerMFL(team_rounds={"team1": 2}),
             federation,
@@ -319,9 +319,9 @@ class CallsTeams(HierFedAvg):
         ({"batch_size": 0}, "batch size is a whole number of at least 1"),
         ({"workers": 0}, "workers"),
         ({"tile": 0}, "tile"),
-        ({"dtype": "float8"}, "allowed: float32, float64"),
-        ({"absent": "late"}, "allowed: skip, stale"),
-        ({"codec": "zip"}, "codec 'zip' is unknown; allowed"),
+        ({"dtype": "float8"}, "should be 'float32' or 'float64'"),
+        ({"absent": "late"}, "should be 'skip' or 'stale'"),
+        ({"codec": "zip"}, "no codec 'zip'; there are float64"),
         ({"on": "abacus"}, "no 'abacus' here"),
         ({"device_participation": 0}, r"fraction in \(0, 1\]"),
         ({"device_participation": "count:0"}, "at least 1"),
@@ -332,7 +332,7 @@ class CallsTeams(HierFedAvg):
 )
 def test_settings_say_what_is_allowed(settings, advice):
     with pytest.raises(ValueError, match=advice):
-        Training(FedAvg(), small(), "mclr", **settings)
+        make_loop(FedAvg(), small(), "mclr", **settings)
 
 
 def test_participation_tables_from_files(tmp_path):

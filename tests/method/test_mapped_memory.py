@@ -19,7 +19,7 @@ from polytier.method.mapped_memory import Store
 from polytier.method.memory import Memory
 from polytier.runs import callbacks, checkpoint
 from polytier.runs.callbacks import RunFolder
-from polytier.runs.loop import Callback, Training
+from polytier.runs.loop import Callback, Loop, make_loop
 
 TREE = Topology.build(np.arange(6), np.arange(6) // 3)
 QUICK: dict[str, Any] = {"batching": "eager", "batch_size": 4, "device_participation": 0.5}
@@ -80,7 +80,7 @@ class Cut(Callback):
     def __init__(self, after: int) -> None:
         self.after = after
 
-    def on_round(self, training: Training, record: dict[str, Any]) -> None:
+    def on_round(self, training: Loop, record: dict[str, Any]) -> None:
         if training.round == self.after:
             training.context.memory.write(2, "model", torch.arange(4), torch.full((4, 12), 7.0))  # of the next round
             raise KeyboardInterrupt
@@ -91,12 +91,12 @@ class Cut(Callback):
 def test_a_run_that_was_cut_short_goes_on_to_the_same_bits(tmp_path, monkeypatch, workers):
     whole = train(METHOD, make(), "mclr", rounds=6, **QUICK)
     monkeypatch.setattr(callbacks, "PATIENCE", 1e9)  # a checkpoint after the first round, and no more
-    with Training(METHOD, make(), "mclr", workers=workers, **QUICK) as first, pytest.raises(KeyboardInterrupt):
+    with make_loop(METHOD, make(), "mclr", workers=workers, **QUICK) as first, pytest.raises(KeyboardInterrupt):
         first.run(6, [RunFolder(tmp_path / "run"), Cut(4)])
     number, tensors, facts = checkpoint.latest(tmp_path / "run/checkpoints") or (0, {}, {})
     assert number == 1
     assert not any(name.startswith("memory:") for name in tensors)
-    with Training(METHOD, make(), "mclr", workers=workers, **QUICK) as second:
+    with make_loop(METHOD, make(), "mclr", workers=workers, **QUICK) as second:
         with pytest.raises(ValueError, match="keep_in"):
             second.restore(tensors, facts)
         second.keep_in(tmp_path / "run" / store.FOLDER)
@@ -115,12 +115,12 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_mapped_memory import METHOD, QUICK, make
 from polytier.runs import callbacks
-from polytier.runs.loop import Training
+from polytier.runs.loop import Loop, make_loop
 callbacks.IN_FILES = 0
 class Tell(callbacks.Callback):
     def on_round(self, training, record):
         print(training.round, flush=True)
-with Training(METHOD, make(), "mclr", **QUICK) as training:
+with make_loop(METHOD, make(), "mclr", **QUICK) as training:
     training.run(100000, [callbacks.RunFolder({folder!r}), Tell()])
 """
 
@@ -136,7 +136,7 @@ def test_a_kill_at_any_moment_loses_nothing(tmp_path):
                 os.kill(process.pid, signal.SIGKILL)
                 break
     number, tensors, facts = checkpoint.latest(folder / "checkpoints") or (0, {}, {})
-    with Training(METHOD, make(), "mclr", **QUICK) as training:
+    with make_loop(METHOD, make(), "mclr", **QUICK) as training:
         training.keep_in(folder / store.FOLDER)
         training.restore(tensors, facts)
         again = training.run(number + 5)

@@ -12,7 +12,7 @@ from torch import nn
 from polytier import ALGORITHMS, Diverged, FedAvg, Federation, HierFedAvg, PerMFL, PFedMe, Topology, train
 from polytier.messages.codec import CODECS
 from polytier.models.losses import cross_entropy
-from polytier.runs.loop import Callback, Training
+from polytier.runs.loop import Callback, make_loop
 from polytier.stack.objective import key_dropouts
 from polytier.tree import random
 from polytier.tree.participation import Participation
@@ -344,7 +344,7 @@ def test_the_ledger_equals_a_count_by_hand():
 
 def test_padded_batches_equal_the_plain_mean_over_own_samples():
     federation = make([1, 3, 5, 8])
-    with Training(FedAvg(), federation, nn.Linear(2, 3), dtype="float64", batching="stacked") as training:
+    with make_loop(FedAvg(), federation, nn.Linear(2, 3), dtype="float64", batching="stacked") as training:
         objective, batches = training.context.objective, training.context.batches
         theta = objective.initial + torch.linspace(-1, 1, 4).unsqueeze(1)
         found = objective.grad(theta, batches.whole(torch.arange(4)))
@@ -408,7 +408,7 @@ def test_training_goes_on_where_it_stopped():
     federation = make([3, 5, 2, 7])
     options = {"dtype": "float64", "batching": "eager", "batch_size": 3, "device_participation": 0.5}
     whole = train(PERMFL, federation, "mclr", rounds=4, **options)
-    with Training(PERMFL, federation, "mclr", **options) as training:
+    with make_loop(PERMFL, federation, "mclr", **options) as training:
         training.run(2)
         part = training.run(4)
     assert torch.equal(whole.row(), part.row())

@@ -12,8 +12,9 @@ import pytest
 from plans import runs_of
 from polytier.papers import mfa
 from polytier.papers import mfa_readings as read
-from polytier.runs.config import check_config, make_algorithm
-from polytier.runs.multi import tables_of
+from polytier.runs.assemble import model_tables, own_fields
+from polytier.runs.methods import make_method
+from polytier.runs.spec import check_spec
 
 FULL = {item.name: item for item in mfa.items("full")}
 QUICK = {item.name: item for item in mfa.items("quick")}
@@ -59,15 +60,14 @@ def test_plan_holds_together(items):
     assert list(items) == [*(f"figure{n}" for n in range(1, 8)), *tables]
     assert all(bool(item.reduced) == (items is QUICK) for item in items.values())
     for run in runs_of(list(items.values())).values():
-        config = check_config(run.settings)
+        config = check_spec(run.settings)
         assert not {"seed", "data_dir", "out", "workers"} & set(run.settings)
         assert config.rounds % config.eval_every == 0
         if config.models is None:
-            make_algorithm(config.algorithm, config.set)
+            make_method(config.algorithm, config.set)
             continue
-        fields, models = tables_of(config)
-        inner = {name: make_algorithm("fedavg", own["set"]) for name, own in models.items()}
-        make_algorithm(config.algorithm, fields, inner)
+        inner = {name: make_method("fedavg", own["set"]) for name, own in model_tables(config).items()}
+        make_method(config.algorithm, own_fields(config), inner)
 
 
 def test_figures_1_to_4_are_the_papers():
@@ -108,7 +108,7 @@ def test_figures_6_and_7_are_the_papers(figure, data, devices, sampled, single, 
     chart = next(chart for chart in FULL[figure].charts if chart.title == data)
     assert len(chart.curves) == 4
     for curve in chart.curves:
-        alone, *together = (check_config(run.settings) for run in curve.runs)
+        alone, *together = (check_spec(run.settings) for run in curve.runs)
         assert (alone.algorithm, alone.rounds, alone.eval_every) == ("fedavg", single, single)
         for config in (alone, *together):
             assert (config.devices, config.device_participation) == (devices, sampled)

@@ -26,7 +26,8 @@ from polytier.papers.sfedhp_readings import (
     sparsity,
     speed,
 )
-from polytier.runs.config import check_config, make_algorithm
+from polytier.runs.methods import make_method
+from polytier.runs.spec import check_spec
 
 SCALES = ("quick", "full")
 NESTED = ("hier-fedavg", "pfedme", "sfedhp")
@@ -150,8 +151,8 @@ def test_full_figures(full):
 
 def test_settings_are_valid(items):
     for run in all_runs(items).values():
-        config = check_config(run.settings)
-        assert make_algorithm(config.algorithm, config.set)
+        config = check_spec(run.settings)
+        assert make_method(config.algorithm, config.set)
         shape = (3, 32, 32) if config.data == "cifar-10" else (1, 28, 28)
         if config.model.startswith("dnn:"):
             assert make_model(config.model, shape, 10, 0)

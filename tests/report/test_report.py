@@ -20,7 +20,7 @@ from polytier.report import blocks, curves, figures, heatmap, population, study,
 from polytier.report.comparison import interval
 from polytier.report.page import render
 from polytier.report.runs import find, studies
-from polytier.runs.config import to_toml
+from polytier.runs.spec import to_toml
 from polytier.tree.collaboration import FILE, Collaboration, save
 
 DEVICES, ROUNDS = 6, 5

@@ -9,8 +9,9 @@ from commands import call
 from polytier.algorithms import ALGORITHMS
 from polytier.data.sources import SOURCES
 from polytier.models.zoo import MODELS
-from polytier.runs.config import check_config, settled_algorithm
 from polytier.runs.defaults import TABLE, settings
+from polytier.runs.methods import method_of
+from polytier.runs.spec import check_spec
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.algorithms[0]}-{row.data[0]}-{row.models[0]}")
@@ -44,11 +45,11 @@ def test_values_of_the_papers():
 
 
 def test_what_is_said_wins_and_the_rest_is_told_with_its_source(caplog):
-    config = check_config({
+    config = check_spec({
         "algorithm": "pfedmt", "data": "mnist", "model": "cnn-mnist", "set": {"team_pull": 0.5},
     })  # fmt: skip
     with caplog.at_level("INFO", "polytier"):
-        method: Any = settled_algorithm(config)
+        method: Any = method_of(config)
     assert (method.team_pull, method.device_pull, method.device_lr) == (0.5, 3.0, 0.01)
     assert [record.message for record in caplog.records] == [
         "pfedmt on mnist with cnn-mnist: device_pull = 3.0 (pFedMT, Table 1)"

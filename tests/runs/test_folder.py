@@ -19,7 +19,7 @@ from polytier import FedAvg, FedAvgFT, PerMFL, Run, build_federation, train
 from polytier.algorithms import LocalTraining
 from polytier.runs.callbacks import MLflow, RunFolder, TensorBoard
 from polytier.runs.folder import check_free, next_free
-from polytier.runs.loop import Training
+from polytier.runs.loop import make_loop
 from polytier.runs.read import read_history
 from polytier.runs.summary import best_of
 
@@ -74,7 +74,7 @@ def test_the_folder_holds_what_is_promised(run, folder):
     names = {p.name for p in folder.iterdir()}
     assert names == {
         "config.toml", "metrics.jsonl", "summary.json", "devices.csv", "topology.json", "traffic.csv",
-        "models", "checkpoints",
+        "models", "checkpoints", "state.json",
     }  # fmt: skip
     with safe_open(folder / "models" / "team.safetensors", "pt") as file:
         assert json.loads(file.metadata()["ids"]) == [0, 1]
@@ -194,7 +194,7 @@ def test_checkpoints_cost_a_tenth_of_the_time_at_most(federation, tmp_path, monk
 
 
 def test_a_half_written_line_and_later_rounds_are_dropped(federation, tmp_path):
-    with Training(PerMFL(**QUICK), federation, "mclr") as training:
+    with make_loop(PerMFL(**QUICK), federation, "mclr") as training:
         training.run(2, [RunFolder(tmp_path / "run")])
         lines = (tmp_path / "run" / "metrics.jsonl").read_text()
         with (tmp_path / "run" / "metrics.jsonl").open("a") as file:

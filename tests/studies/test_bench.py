@@ -14,7 +14,7 @@ import torch
 
 from commands import call
 from polytier.studies import bench
-from polytier.studies.bench_works import ALPHA, CLASSES, WORKS, Kernels, Loop, Work, floats, run_engine
+from polytier.studies.bench_works import ALPHA, CLASSES, WORKS, HandWritten, Kernels, Work, floats, run_engine
 
 TINY = {
     name: replace(
@@ -30,8 +30,8 @@ def global_models(work: Work, rounds: int) -> dict[str, torch.Tensor]:
     """After some rounds, by contender; the kernels with each of their tiles."""
     x, y = work.data()
     inputs, targets = floats(x), torch.from_numpy(y)
-    found = {"loop": Loop(work, inputs, targets).run(rounds)}
-    with work.training(work.federation(x, y), workers=1) as training:
+    found = {"loop": HandWritten(work, inputs, targets).run(rounds)}
+    with work.engine(work.federation(x, y), workers=1) as training:
         found["engine"] = run_engine(training, rounds)
     if work.has_kernels:
         for tile in (1, 2, 4):
@@ -62,7 +62,7 @@ def test_loop_and_kernels_walk_through_the_same_batches(name, monkeypatch):
     monkeypatch.setattr(torch, "randperm", torch.arange)  # the order in which the kernels' data lie
     work = TINY[name]  # 3 steps on 2 batches: into the second epoch
     x, y = work.data()
-    loop, kernels = (kind(work, floats(x), torch.from_numpy(y)) for kind in (Loop, Kernels))
+    loop, kernels = (kind(work, floats(x), torch.from_numpy(y)) for kind in (HandWritten, Kernels))
     torch.testing.assert_close(loop.run(2), kernels.run(2), atol=1e-5, rtol=0)
 
 

@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from commands import call, crash, obey, rows_of
+from commands import call, obey, rows_of
 from polytier.algorithms import ALGORITHMS
-from polytier.cli.main import app
 from polytier.report import comparison
-from polytier.runs.config import check_config
+from polytier.runs.spec import check_spec
 from polytier.studies import compare
 from polytier.studies import run_queue as tasks
 
@@ -38,20 +36,19 @@ def _elsewhere(tmp_path, monkeypatch):
 
 
 class Here:
-    """A run in this process: nothing need be started for it."""
+    """In place of a process: the run is made in this one."""
 
-    def __init__(self, args: Sequence[str], said: Path) -> None:
-        result = CliRunner().invoke(app, args)
-        said.write_text(result.stderr)
-        self.exitcode = result.exit_code
+    def __init__(self, *given: Any) -> None:
+        self.exitcode = tasks.attempt(*given)
+        self.pid, self.sentinel = None, None
 
 
 @pytest.fixture
-def here(monkeypatch) -> list[list[str]]:
-    """Runs are made in this process; what they are asked."""
-    asked: list[list[str]] = []
-    monkeypatch.setattr(tasks, "start", lambda work, args, said: asked.append(args) or Here(args, said))
-    return asked
+def here(monkeypatch) -> list[bool]:
+    """Runs are made in this process; for each one, whether it was resumed."""
+    resumed: list[bool] = []
+    monkeypatch.setattr(tasks, "start", lambda work, *given: resumed.append(given[2]) or Here(*given))
+    return resumed
 
 
 def found(folder: str | Path = "out") -> dict[str, Any]:
@@ -102,7 +99,7 @@ def test_a_comparison_and_the_same_again(here, tmp_path):
     shutil.rmtree(tmp_path / "out/fedavg-5")
     here.clear()
     assert json.loads(call("compare", *args, "--json").stdout) == found()
-    assert [c[0] for c in here] == ["run"]
+    assert here == [False]
     assert without_seconds(found()) == without_seconds(first)
     # with another protocol it is another comparison; with one more method it goes on
     assert "rounds 2 (now 3)" in call("compare", *args, "--rounds", 3, code=2).stderr
@@ -138,7 +135,7 @@ def test_who_cannot_and_who_diverges_stop_nobody(here, tmp_path):
     assert rows_of(tmp_path / "out/compare.csv")[0]["state"] == "not applicable"
     here.clear()
     call("compare", *args)
-    assert [c[0] for c in here] == ["run", "resume"]
+    assert here == [False, True]
 
 
 def test_a_file_gives_its_fields_to_its_own_method(here, tmp_path):
@@ -153,7 +150,7 @@ def test_a_file_gives_its_fields_to_its_own_method(here, tmp_path):
 
 
 def test_a_file_says_how_its_method_shares_out_the_steps():
-    shared = check_config({"set": {"device_steps": 4, "team_rounds": 1}})
+    shared = check_spec({"set": {"device_steps": 4, "team_rounds": 1}})
     fields = compare.settle(shared, ["permfl"], (), 20)[0]["permfl"].set
     assert fields == {"device_steps": 4, "team_rounds": 5}
     given = compare.settle(shared, ["permfl"], ["permfl.device_steps=10"], 20)[0]["permfl"].set
@@ -185,18 +182,44 @@ def test_ctrl_c_ends_the_runs_and_they_can_go_on(tmp_path, monkeypatch):
     assert "go on with the same command and --out out" in result.stderr
 
 
-def test_a_run_that_crashes_says_its_last_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(tasks, "work", crash)
-    call("compare", "local", *SMALL, "--seeds", 1, "--out", "out", code=3)
-    assert (found()["records"][0]["state"], found()["records"][0]["reason"]) == ("failed", "it broke")
+BREAKS = """
+from dataclasses import dataclass
+from polytier import FedAvg
+
+@dataclass(frozen=True)
+class Breaks(FedAvg):
+    def server(self, x, devices):
+        raise ZeroDivisionError("it broke")
+"""
 
 
-def test_an_interrupted_run_is_resumed_and_one_without_a_checkpoint_repeated(tmp_path):
+def test_a_run_that_crashes_says_why(tmp_path):
+    (tmp_path / "breaks.py").write_text(BREAKS)
+    call("compare", "breaks:Breaks", *SMALL, "--seeds", 1, "--out", "out", code=3)
+    record = found()["records"][0]
+    assert (record["state"], record["reason"]) == ("failed", "ZeroDivisionError: it broke")
+    state = json.loads((tmp_path / "out" / "breaks-Breaks-0" / "state.json").read_text())
+    assert (state["state"], state["reason"]) == ("stopped", "it broke")
+
+
+def test_a_run_that_diverges_is_known_by_its_state_file(tmp_path):
+    growing = ("--rounds", 9, "--l2", 1, "--set", "fedavg.device_lr=11", "--set", "fedavg.device_steps=8")
+    call("compare", "fedavg", *SMALL, *growing, "--seeds", 1, "--out", "out", code=3)
+    record = found()["records"][0]
+    assert record["state"] == "diverged"
+    assert record["reason"].startswith("in round ")
+    assert json.loads((tmp_path / "out" / "fedavg-0" / "state.json").read_text())["state"] == "diverged"
+
+
+def test_an_interrupted_run_is_resumed_and_one_without_a_checkpoint_repeated(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(tasks, "start", lambda work, spec, folder, resumed, pipe: started.append(resumed))
     task = tasks.Task("local", compare.protocol(None, {}), tmp_path / "local-0")
     (task.folder / "checkpoints" / "round-0000003").mkdir(parents=True)
-    assert tasks.command(task)[:2] == ["resume", str(task.folder)]
+    tasks.begin(task)
     (task.folder / "checkpoints" / "round-0000003").rmdir()
-    assert tasks.command(task)[:2] == ["run", str(task.asked)]
+    tasks.begin(task)
+    assert started == [True, False]
     assert not task.folder.exists()
 
 
@@ -210,7 +233,6 @@ def test_an_interrupted_run_is_resumed_and_one_without_a_checkpoint_repeated(tmp
         (("permfl,permfl",), "different names"),
         (("permfl,",), "different names"),
         (("permfl", "fedavg"), "with commas"),
-        (("--devices", 6, "permfl"), "the methods come first"),
         (("permfl", "none.toml"), "none.toml"),
         (("permfl", "--device", 6), "--devices"),
         (("permfl", "--rounds", "ten"), "--rounds"),
@@ -348,5 +370,5 @@ def test_progress_of_each_run(tmp_path):
 
 
 def test_reading_needs_no_torch():
-    code = "import sys, polytier.studies.compare, polytier.report.comparison; sys.exit('torch' in sys.modules)"
+    code = "import sys, polytier.cli, polytier.report.comparison; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

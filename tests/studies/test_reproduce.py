@@ -168,7 +168,7 @@ def test_a_paper_is_reproduced_and_the_same_again_runs_nothing(small_paper, monk
         assert part in page, part
         assert part in text, part
     assert {path.name for path in Path("mine/figures").iterdir()} == {"table1.png", "figure2.png"}
-    monkeypatch.setattr(tasks, "command", lambda task: pytest.fail("a finished run is run again"))
+    monkeypatch.setattr(tasks, "begin", lambda task: pytest.fail("a finished run is run again"))
     before = Path("mine/reproduction.json").read_text()
     assert call("reproduce", "tiny", "--out", "mine", "--quiet").stdout == "mine\n"
     assert Path("mine/reproduction.json").read_text() == before

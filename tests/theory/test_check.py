@@ -15,7 +15,7 @@ from commands import call
 from polytier import CoBo, FedAvg, Federation, PerMFL, PFedMT, SFedHP, Topology, theory
 from polytier.algorithms import MFARR, Ditto, MFARand
 from polytier.data.synthetic import quadratic_clusters, quadratics
-from polytier.runs.loop import Training
+from polytier.runs.loop import Loop, make_loop
 from polytier.theory.check import MAY, STABLE, WILL, check_training, spectral_radius, warnings
 from polytier.theory.check import settings as settings_of
 from polytier.theory.curvature import (
@@ -43,10 +43,10 @@ def classes(seed: int = 0, devices: int = 4, features: int = 3, num_classes: int
     return Federation.from_arrays(x, rng.integers(0, num_classes, n), device=np.arange(n) % devices)
 
 
-def training(method: Any, data: Any, model: Any = "quadratic", team: Any = None, **more: Any) -> Training:
+def training(method: Any, data: Any, model: Any = "quadratic", team: Any = None, **more: Any) -> Loop:
     topology = None if team is None else Topology.build(data.ids, team[: len(data)])
     usual: dict[str, Any] = {"dtype": "float64", "batching": "stacked"}
-    return Training(method, data, model, topology=topology, **usual | more)
+    return make_loop(method, data, model, topology=topology, **usual | more)
 
 
 def by_formula(report: Any) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def test_the_map_of_a_round_is_what_a_run_does(method):
     lr = {"team1": 0.2, "team2": (0.1, 0.2, 0.3)}
     algorithm = method(0.1, lr, 0.9, 0.8, {"team1": 1.1, "team2": 1.7}, 3, {"team1": 2, "team2": 4})
     trail = Trail()
-    with Training(algorithm, data, "quadratic", topology=topology, dtype="float64", batching="stacked") as t:
+    with make_loop(algorithm, data, "quadratic", topology=topology, dtype="float64", batching="stacked") as t:
         from polytier.theory.check import round_matrix
 
         R, radius = round_matrix(t.context, algorithm), spectral_radius(t.context, algorithm)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from pydantic import BaseModel
 from rich.console import Console
 
 from polytier._errors import unknown
 from polytier.report.tables import line, table
-from polytier.runs.config import algorithm_kind
+from polytier.runs.spec import RunSpec, settings
 
-KINDS = ("algorithms", "data", "models", "partitions", "teams", "papers")
+KINDS = ("algorithms", "data", "models", "partitions", "teams", "papers", "settings")
 
 
 def choices(kind: str) -> Mapping[str, Any]:
@@ -52,9 +53,29 @@ def print_papers(console: Console, name: str | None) -> None:
     console.print(table((f"polytier reproduce {name}/ITEM", ""), [(item.name, item.title) for item in items]))
 
 
+def own_method(name: str) -> type:
+    from polytier.runs.methods import method_class
+
+    return method_class(name)
+
+
+def print_settings(console: Console, name: str | None) -> None:
+    """All settings of a run, or one of them."""
+    known = settings()
+    if name is not None and name not in known:
+        raise unknown("setting", name, list(known))
+    console.print(table(("setting", "flag", "default", "scope", ""), settings_rows([name] if name else known)))
+
+
+def settings_rows(names: Iterable[str], spec: type[BaseModel] = RunSpec) -> list[tuple[str, str, str, str, str]]:
+    """A row for each setting: name, flag, default, scope, meaning. docs/settings.md is made from these."""
+    known = settings(spec)
+    return [(n, known[n].flag, known[n].default_text or "-", known[n].scope, known[n].help) for n in names]
+
+
 def print_list(console: Console, kind: str, name: str | None) -> None:
-    if kind == "papers":
-        print_papers(console, name)
+    if kind in ("papers", "settings"):
+        (print_papers if kind == "papers" else print_settings)(console, name)
         return
     found = choices(kind)
     if name is None:
@@ -64,7 +85,7 @@ def print_list(console: Console, kind: str, name: str | None) -> None:
     own = kind == "algorithms" and ":" in name
     if not own and name not in found:
         raise unknown(kind.removesuffix("s") if kind != "teams" else "team formation", name, list(found))
-    thing = algorithm_kind(name) if own else found[name]
+    thing = own_method(name) if own else found[name]
     line(console, f"{text_of(thing)}\n")
     if isinstance(thing, type):
         line(console, "--set FIELD=VALUE", style="bold")

@@ -1,38 +1,79 @@
-"""The options of commands that are settings of a run."""
+"""Options of commands that are settings of a run, made from their declarations in `RunSpec`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated, Any
 
 import typer
+from pydantic import BaseModel
 
-from polytier.runs.config import Config
+from polytier.runs.spec import SCOPES, RunSpec, Setting, settings
 
-PANELS = {
-    "Data and teams": (
-        "data", "data_dir", "devices", "teams", "partition", "per_class", "team_formation", "split",
-        "standardize",
-    ),
-    "Method": (
-        "model", "rounds", "batch_size", "seed", "team_participation", "device_participation", "absent",
-        "codec", "l2", "models",
-    ),
-    "Computing": ("engine", "workers", "tile", "dtype", "on", "batching", "eval_every", "out"),
-}  # fmt: skip
+FIELDS = "set"  # the one setting that is given piece by piece: --set FIELD=VALUE
 
 
-def flag(name: str, shown: str = "") -> Any:
-    """The option of a setting: its help is the setting's own description."""
-    field = Config.model_fields[name]
-    default = shown or ("" if field.default is None else str(field.default))
-    text = (field.description or "") + (f" (default {default})" if default else "")
-    panel = next((title for title, names in PANELS.items() if name in names), None)
-    option = f"--{name.replace('_', '-')}"
-    declared = f"{option}/--no-{name}" if name == "standardize" else option
-    return typer.Option(declared, help=text, show_default=False, rich_help_panel=panel)
+def option_type(setting: Setting) -> Any:
+    """The type of the option; texts of settings that take several types are read by `RunSpec`."""
+    kinds = setting.kinds - {dict}
+    if kinds == {bool}:
+        return bool
+    if list in kinds or setting.name == FIELDS:
+        return list[str]
+    return next(iter(kinds)) if kinds in ({int}, {float}) else str
 
 
-def given(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run among a command's parameters, those that were given."""
-    return {name: value for name, value in params.items() if value is not None and name in Config.model_fields}
+def option(setting: Setting, default: str = "") -> Any:
+    """The option of a setting; `default` is what the help shows in the place of the setting's own default."""
+    default = default or setting.default_text
+    text = setting.help + (f" (default {default})" if default else "")
+    names = f"{setting.flag}/--no-{setting.flag[2:]}" if setting.kinds == {bool} else setting.flag
+    metavar = None
+    if setting.name == FIELDS:
+        metavar, text = "FIELD=VALUE", "a field of the method; FIELD.TIER=VALUE by tier; a,b,c one value per node"
+    return typer.Option(names, help=text, metavar=metavar, show_default=False, rich_help_panel=SCOPES[setting.scope])
+
+
+def takes_settings(
+    names: Collection[str] | None = None, defaults: Mapping[str, str] | None = None, spec: type[BaseModel] = RunSpec
+) -> Callable[[Callable], Callable]:
+    """Give a command an option for every setting, or for those of these names.
+
+    The command is called with `given`, the settings that were given, and, if --set is one of them, with `fields`, its
+    texts.
+
+    Args:
+        names: The settings; by default all but the method, which is an argument.
+        defaults: What the help shows as default in the place of the setting's own.
+        spec: The class that declares the settings.
+    """
+    known = {k: v for k, v in settings(spec).items() if (k != "algorithm" if names is None else k in names)}
+
+    def wrap(command: Callable) -> Callable:
+        own = inspect.signature(command, eval_str=True).parameters
+        collected = {"given", "fields"} if FIELDS in known else {"given"}
+        added = {
+            name: inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[option_type(each) | None, option(each, (defaults or {}).get(name, ""))],
+            )
+            for name, each in known.items()
+        }
+
+        @functools.wraps(command)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            given = {name: kwargs.pop(name) for name in known}
+            if FIELDS in given:
+                kwargs["fields"] = given.pop(FIELDS) or []
+            return command(*args, given={k: v for k, v in given.items() if v is not None}, **kwargs)
+
+        kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for n, p in own.items() if n not in collected]
+        called.__signature__ = inspect.Signature([*kept, *added.values()])  # type: ignore[attr-defined]
+        called.__annotations__ = {p.name: p.annotation for p in (*kept, *added.values())}
+        return called
+
+    return wrap

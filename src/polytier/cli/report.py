@@ -1,4 +1,4 @@
-"""The commands that show runs: a page, figures and tables from their files; the page live."""
+"""The commands that show runs from their files: `show`, `report` and `watch`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,34 @@ from polytier._terminal import say, wide_console
 from polytier.report import texts
 from polytier.report.blocks import Heading, Section, Table
 from polytier.report.palette import names_in
-from polytier.report.tables import line, table
+from polytier.report.tables import line, print_summary, print_unfinished, print_until, table
+from polytier.runs.read import read_config, read_history, read_summary
 
 Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that hold some.")]
+
+
+def show(
+    folders: Folders,
+    until: Annotated[
+        float | None,
+        typer.Option("--until", metavar="ACCURACY", help="Also the bytes until a test accuracy such as 0.9."),
+    ] = None,
+) -> None:
+    """The result of a run from its files alone: accuracy, traffic, groups learned; of several, a table by data."""
+    folder = folders[0]
+    if len(folders) > 1 or (folder.is_dir() and not (folder / "config.toml").exists()):
+        print_tables(folders, until)
+        return
+    config, summary = read_config(folder), read_summary(folder)
+    history = read_history(folder)
+    if summary is None:
+        print_unfinished(wide_console(), config, history, folder)
+        return
+    print_summary(wide_console(), config, summary, folder)
+    if until is not None:
+        print_until(wide_console(), history, until)
+    if summary["rounds"] < config["rounds"]:
+        say(f"on its way to round {config['rounds']}; go on with: polytier resume {folder}")
 
 
 def report(

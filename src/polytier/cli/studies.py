@@ -7,27 +7,22 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from polytier._terminal import say, set_up_logging, wide_console
-from polytier.cli.options import flag, given
+from polytier.cli.options import takes_settings
+from polytier.cli.run import Verbose
 from polytier.report.tables import gain_table
-from polytier.runs.config import prepare, resolve
+from polytier.runs.spec import RunSpec, read_spec
 
-REST = {"allow_extra_args": True, "ignore_unknown_options": True}  # of a command that also takes the flags of `run`
+SHARED = tuple(name for name in RunSpec.model_fields if name not in ("algorithm", "out", "set"))
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="How many seeds, from --seed on.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the folder's name.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
 
 
-def flags_of_run(ctx: typer.Context, args: list[str]) -> dict[str, Any]:
-    """What `polytier run` makes of these."""
-    assert ctx.parent is not None
-    assert isinstance(ctx.parent.command, TyperGroup)
-    return ctx.parent.command.commands["run"].make_context("run", args, parent=ctx.parent).params
-
-
+@takes_settings(("models", "set"))
 def gain(
+    *,
     what: Annotated[str, typer.Argument(metavar="FILE.toml | mfa-rr | mfa-rand", help="What `polytier run` takes.")],
     single_rounds: Annotated[
         int, typer.Option("--single-rounds", metavar="T1", help="Rounds of each model alone, which set its target.")
@@ -37,29 +32,36 @@ def gain(
     most_rounds: Annotated[
         int | None, typer.Option("--most-rounds", help="When to give up.", show_default="10 M T1")
     ] = None,
-    models: Annotated[int | None, flag("models", "2")] = None,
-    fields: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="A field.")] = None,
+    given: dict[str, Any],
+    fields: list[str],
     as_json: Json = False,
 ) -> None:
     """What is gained by training several models together: M T1 / TM, with a 95 % interval over seeds."""
     set_up_logging(quiet=as_json, verbose=False)
-    config = resolve(what, {} if models is None else {"models": models}, fields or ())
+    spec = read_spec(what, given, fields)
+    from polytier.runs.loop import Loop
     from polytier.studies.gain import measure_gain
 
-    numbers = range(config.seed, config.seed + seeds)
     found = measure_gain(
-        lambda seed: prepare(config.model_copy(update={"seed": seed}))[0], single_rounds, numbers, split, most_rounds,
+        lambda seed: Loop.of(spec.replace(seed=seed)),
+        single_rounds,
+        range(spec.seed, spec.seed + seeds),
+        split=split,
+        most_rounds=most_rounds,
         progress=(lambda text: None) if as_json else say,
-    )  # fmt: skip
+    )
     if as_json:
         print(json.dumps(found.as_dict(), indent=2))
     else:
         wide_console().print(gain_table(found.as_dict()))
 
 
+@takes_settings(SHARED)
 def compare(
-    ctx: typer.Context,
-    methods: Annotated[str, typer.Argument(metavar="METHOD,METHOD,... [FILE.toml]", help="What is compared.")],
+    *,
+    methods: Annotated[str, typer.Argument(metavar="METHOD,METHOD,...", help="What is compared.")],
+    what: Annotated[str | None, typer.Argument(metavar="[FILE.toml]", help="Settings that all share.")] = None,
+    given: dict[str, Any],
     seeds: Seeds = 3,
     out: Annotated[
         Path | None, typer.Option("--out", help="Its folder; goes on there.", show_default="runs/compare-DATA-N")
@@ -69,34 +71,46 @@ def compare(
     ] = 0.9,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Runs at a time, a process each.")] = 1,
     steps: Annotated[
-        int | None, typer.Option("--steps", min=1, help="Gradient steps of a device a round, the same for all methods.")
+        int | None,
+        typer.Option("--steps", min=1, help="Gradient steps per device and round, the same for all methods."),
     ] = None,
     fields: Annotated[
         list[str] | None, typer.Option("--set", metavar="METHOD.FIELD=VALUE", help="A field of one of the methods.")
     ] = None,
     quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print compare.json and nothing else.")] = False,
+    verbose: Verbose = False,
 ) -> None:
-    """Run several methods on the same data, and compare them over seeds. All other flags are those of `run`."""
-    if methods.startswith("-"):
-        raise ValueError(f"the methods come first: polytier compare permfl,fedavg {methods} ...")
-    asked = flags_of_run(ctx, ctx.args)
-    set_up_logging(quiet or as_json, asked["verbose"])
+    """Run several methods on the same data, and compare them over seeds."""
+    set_up_logging(quiet or as_json, verbose)
     from polytier.studies.compare import compare_methods, protocol
 
-    shared = protocol(asked["what"], given(asked))
-    compare_methods(shared, methods.split(","), fields or (), steps, seeds, out, until, jobs, quiet, as_json)
+    compare_methods(
+        protocol(what, given),
+        methods.split(","),
+        fields=fields or (),
+        steps=steps,
+        seeds=seeds,
+        out=out,
+        until=until,
+        jobs=jobs,
+        quiet=quiet,
+        as_json=as_json,
+    )
 
 
+@takes_settings((*SHARED, "set"))
 def tune(
-    ctx: typer.Context,
+    *,
     what: Annotated[
         str | None, typer.Argument(metavar="ALGORITHM | FILE.toml", help="A method (default permfl) or a file.")
     ] = None,
     over: Annotated[
         list[str] | None,
         typer.Option(
-            "--over", metavar="FIELD[=SPEC]", show_default="all step sizes and pulls: ..._lr, ..._pull",
+            "--over",
+            metavar="FIELD[=SPEC]",
+            show_default="all step sizes and pulls: ..._lr, ..._pull",
             help="A field to search over: LOW:HIGH, or A,B,C; alone, a tenth to ten times of what it is "
             "(a whole number: a quarter to four times), or all its choices.",
         ),
@@ -107,30 +121,34 @@ def tune(
         Path | None,
         typer.Option("--out", help="Its folder; goes on there.", show_default="runs/tune-ALGORITHM-DATA-N"),
     ] = None,
+    given: dict[str, Any],
+    fields: list[str],
     quiet: Quiet = False,
     as_json: Json = False,
-) -> None:  # fmt: skip
-    """Search for the fields of a method that are best on validation data. All other flags are those of `run`.
+    verbose: Verbose = False,
+) -> None:
+    """Search for the fields of a method that are best on validation data.
 
     Needs Optuna (the extra "tune") and validation samples (--split 3:1:1); test data are never looked at. The first
     trial is the present setting; trials that lag behind are cut short.
     """
-    asked = flags_of_run(ctx, [*([] if what is None else [what]), *ctx.args])
-    set_up_logging(quiet or as_json, asked["verbose"])
-    config = resolve(asked["what"], given(asked), asked["fields"] or ())
+    set_up_logging(quiet or as_json, verbose)
+    spec = read_spec(what, given, fields)
     from polytier.studies.tune import tune_method
 
-    tune_method(config, over or (), trials, seeds, out, quiet, as_json)
+    tune_method(spec, over or (), trials=trials, seeds=seeds, out=out, quiet=quiet, as_json=as_json)
 
 
+@takes_settings(("data_dir",))
 def reproduce(
+    *,
     what: Annotated[
         str, typer.Argument(metavar="PAPER[/ITEM,...]", help="permfl, pfedmt, sfedhp, mfa or cobo; see `list papers`.")
     ],
     scale: Annotated[
         str, typer.Option("--scale", help="quick: the same shape in minutes; full: as in the paper.")
     ] = "quick",
-    data_dir: Annotated[Path | None, flag("data_dir")] = None,
+    given: dict[str, Any],
     out: Annotated[
         Path | None,
         typer.Option("--out", help="Its folder; goes on there.", show_default="runs/reproduce-PAPER-SCALE"),
@@ -145,11 +163,12 @@ def reproduce(
     set_up_logging(quiet, verbose=False)
     from polytier.studies.reproduce import reproduce_paper
 
-    reproduce_paper(what, scale, data_dir, out, jobs, dry_run, quiet)
+    reproduce_paper(what, scale, data_dir=given.get("data_dir"), out=out, jobs=jobs, dry_run=dry_run, quiet=quiet)
 
 
+@takes_settings((*SHARED, "set"))
 def check(
-    ctx: typer.Context,
+    *,
     what: Annotated[
         str | None, typer.Argument(metavar="ALGORITHM | FILE.toml", help="A method (default permfl) or a file.")
     ] = None,
@@ -158,26 +177,30 @@ def check(
         typer.Option("--given", metavar="LETTER=VALUE", help="A constant of the theorems that data cannot give."),
     ] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Also run it, in float64, and compare.")] = False,
+    given: dict[str, Any],
+    fields: list[str],
+    quiet: Quiet = False,
     as_json: Json = False,
+    verbose: Verbose = False,
 ) -> None:
-    """Hold settings against the theorems of the method's paper, on these data. All other flags are those of `run`.
+    """Hold settings against the theorems of the method's paper, on these data.
 
     Tells which steps and pulls are allowed, which conditions are broken, what is promised, and whether PerMFL or pFedMT
     will or may diverge.
     """
-    asked = flags_of_run(ctx, [*([] if what is None else [what]), *ctx.args])
-    set_up_logging(as_json or asked["quiet"], asked["verbose"])
-    config = resolve(asked["what"], given(asked), asked["fields"] or ())
+    set_up_logging(as_json or quiet, verbose)
+    spec = read_spec(what, given, fields)
     from polytier.report.theory import print_check
     from polytier.runs.folder import finite
+    from polytier.runs.loop import Loop
     from polytier.theory.check import check_training, read_given
     from polytier.theory.measure import measure as run_it
 
     letters = read_given(known or ())
-    with prepare(config.model_copy(update={"dtype": "float64"}) if measure else config)[0] as training:
-        reports = check_training(training, config.rounds, letters)
+    with Loop.of(spec.replace(dtype="float64") if measure else spec) as loop:
+        reports = check_training(loop, spec.rounds, letters)
         if measure:
-            run_it(training, config.rounds, reports)
+            run_it(loop, spec.rounds, reports)
     found = [finite(report.as_dict()) for report in reports]
     if as_json:
         print(json.dumps(found, indent=2))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
 from polytier.report import figures
 from polytier.report.blocks import Matrices
-from polytier.tree.collaboration import Collaboration, load
+from polytier.tree.collaboration import FILE, Collaboration, load
 
 PANELS, SHOWN = 6, 400  # rounds and clients in the figure
 
@@ -60,3 +61,11 @@ def evenly(number: int, most: int) -> np.ndarray:
 def draw(source: Path | str, out: Path | str) -> None:
     """Matrices of up to six rounds as a picture."""
     figures.save(matrices(source, PANELS, SHOWN), out, "png")
+
+
+def draw_beside(folder: Path) -> None:
+    """Draw collaboration.npz of a run folder, if there is one and matplotlib is installed."""
+    if (folder / FILE).exists() and find_spec("matplotlib") is not None:
+        partial = folder / ".collaboration.png.partial"
+        draw(folder / FILE, partial)
+        partial.replace(folder / "collaboration.png")

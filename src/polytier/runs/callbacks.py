@@ -6,6 +6,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,65 +14,86 @@ from rich.console import Console
 
 from polytier._errors import missing
 from polytier._text import size
-from polytier.method import mapped_memory as store
+from polytier.method import mapped_memory
+from polytier.method.call import Diverged
 from polytier.runs import checkpoint
-from polytier.runs.folder import claim, described, json_line, write_end, write_start, write_text
-from polytier.runs.loop import PATIENCE, Callback, Training
-from polytier.runs.read import score
+from polytier.runs.folder import claim, json_line, write_end, write_start, write_state, write_text
+from polytier.runs.loop import PATIENCE, Callback, Loop
+from polytier.runs.read import DIVERGED, DONE, RUNNING, STOPPED, score
 from polytier.runs.run import Run
 
 IN_FILES = 1 << 30  # bytes of rows at devices from which these are kept in files, not in memory and checkpoints
 
 
 class RunFolder(Callback):
-    """Writes the run folder: a line a round, checkpoints on the way, the results at the end.
+    """Writes the run folder: a line per round, checkpoints on the way, the results at the end.
 
-    config  | settings for config.toml; by default what is known of a run made in Python
-    resumed | the folder is there and the training was restored from it
+    Args:
+        folder: Where; it must be new or empty, unless the run was resumed from it.
+        resumed: Whether the folder is there and the loop was restored from it.
+
+    Examples:
+        >>> import polytier, tempfile
+        >>> federation = polytier.build_federation("digits", devices=8, teams=2)
+        >>> folder = tempfile.mkdtemp()
+        >>> run = polytier.train(polytier.FedAvg(device_steps=2), federation, "mclr", rounds=2,
+        ...                      callbacks=[polytier.RunFolder(folder)])
+        >>> polytier.Run.load(folder).rounds
+        2
     """
 
-    def __init__(self, folder: str | Path, config: dict[str, Any] | None = None, resumed: bool = False) -> None:
-        self.folder, self.config, self.resumed = Path(folder), config, resumed
+    def __init__(self, folder: str | Path, resumed: bool = False) -> None:
+        self.folder, self.resumed = Path(folder), resumed
         self.saved = -1  # the round of the last checkpoint, when it was written, and how long that took
         self.saved_at = self.cost = 0.0
         self._metrics: Any = None
         self._made: list[Path] = []  # folders that were not there before
 
-    def on_start(self, training: Training) -> None:
-        config = self.config or described(training.algorithm, training.settings, training.rounds)
+    def on_start(self, loop: Loop) -> None:
         if not self.resumed:
             self._made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
             claim(self.folder)
-            if training.round == 0 and rows_bytes(training) > IN_FILES:
-                training.keep_in(self.folder / store.FOLDER)
-        write_start(self.folder, config, training.context.topology)
+            if loop.round == 0 and rows_bytes(loop) > IN_FILES:
+                loop.keep_in(self.folder / mapped_memory.FOLDER)
+        write_state(self.folder, RUNNING, round_=loop.round)
+        write_start(self.folder, loop.spec.replace(rounds=loop.rounds), loop.context.topology)
         # the checkpoint's history: lines of later rounds, or half a line, are of a run that was cut short
-        write_text(self.folder / "metrics.jsonl", "".join(map(json_line, training.history)))
+        write_text(self.folder / "metrics.jsonl", "".join(map(json_line, loop.history)))
         self._metrics = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
-        self.checkpoint(training)
+        self.checkpoint(loop)
 
-    def on_round(self, training: Training, record: dict[str, Any]) -> None:
+    def on_round(self, loop: Loop, record: dict[str, Any]) -> None:
         self._metrics.write(json_line(record))
         self._metrics.flush()
-        if training.round == 1 or time.perf_counter() - self.saved_at > PATIENCE * self.cost:
-            self.checkpoint(training)
+        if loop.round == 1 or time.perf_counter() - self.saved_at > PATIENCE * self.cost:
+            self.checkpoint(loop)
 
-    def on_end(self, training: Training, run: Run) -> None:
-        if self.saved != training.round:
-            self.checkpoint(training)
-        if training.round >= training.rounds:  # else it was interrupted and is to go on
-            write_end(self.folder, run)
+    def on_end(self, loop: Loop, run: Run) -> None:
+        if self.saved != loop.round:
+            self.checkpoint(loop)
+        if loop.round < loop.rounds:
+            write_state(self.folder, STOPPED, f"asked to stop after round {loop.round} of {loop.rounds}", loop.round)
+            return
+        write_end(self.folder, run)
+        write_state(self.folder, DONE, round_=loop.round)
+
+    def on_error(self, loop: Loop, error: BaseException) -> None:
+        if self._metrics is None:  # nothing was written
+            return
+        reason = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+        with suppress(OSError):  # the disk may be full, which is why the run ends
+            write_state(self.folder, DIVERGED if isinstance(error, Diverged) else STOPPED, reason, loop.round)
 
     def close(self) -> None:
         if self._metrics is not None:
             self._metrics.close()
 
-    def checkpoint(self, training: Training) -> None:
+    def checkpoint(self, loop: Loop) -> None:
         started = time.perf_counter()
-        checkpoint.save(self.folder / "checkpoints", training.round, *training.snapshot())
-        for kept in training.stores:
+        checkpoint.save(self.folder / "checkpoints", loop.round, *loop.snapshot())
+        for kept in loop.stores:
             kept.forget()
-        self.saved, self.saved_at = training.round, time.perf_counter()
+        self.saved, self.saved_at = loop.round, time.perf_counter()
         self.cost = self.saved_at - started
 
     def discard(self) -> None:
@@ -85,9 +107,9 @@ class RunFolder(Callback):
                 parent.rmdir()
 
 
-def rows_bytes(training: Training) -> int:
+def rows_bytes(loop: Loop) -> int:
     """A model for every device."""
-    parts = training.context.parts
+    parts = loop.context.parts
     return sum(p.topology.size(p.topology.leaf) * p.objective.dimension * p.objective.dtype.itemsize for p in parts)
 
 
@@ -98,7 +120,7 @@ class Progress(Callback):
         self.console = console or Console(stderr=True)
         self._bar: Any = None
 
-    def on_start(self, training: Training) -> None:
+    def on_start(self, loop: Loop) -> None:
         from rich import progress
 
         if not self.console.is_terminal:
@@ -107,16 +129,16 @@ class Progress(Callback):
             progress.TextColumn("round {task.completed}/{task.total}"), progress.BarColumn(None),
             progress.TextColumn("{task.fields[shown]}"), progress.TimeRemainingColumn(), console=self.console,
         )  # fmt: skip
-        self._bar.add_task("", total=training.rounds, completed=training.round, shown="")
+        self._bar.add_task("", total=loop.rounds, completed=loop.round, shown="")
         self._bar.start()
 
-    def on_round(self, training: Training, record: dict[str, Any]) -> None:
+    def on_round(self, loop: Loop, record: dict[str, Any]) -> None:
         if self._bar is None:
             return
         parts = [f"{m} {score(record[m].get('test'))}" for m in ("personal", "global") if m in record]
-        total = sum(sum(ways.values()) for ways in training.ledger.total().values())
+        total = sum(sum(ways.values()) for ways in loop.ledger.total().values())
         fields = {"shown": "  ".join([*parts, size(total)])} if parts else {}
-        self._bar.update(self._bar.task_ids[0], completed=training.round, **fields)
+        self._bar.update(self._bar.task_ids[0], completed=loop.round, **fields)
 
     def close(self) -> None:
         if self._bar is not None:
@@ -144,10 +166,10 @@ class TensorBoard(Callback):
                 raise missing("tensorboard") from None
         self._make, self._writer = lambda: SummaryWriter(str(folder)), None
 
-    def on_start(self, training: Training) -> None:
+    def on_start(self, loop: Loop) -> None:
         self._writer = self._make()
 
-    def on_round(self, training: Training, record: dict[str, Any]) -> None:
+    def on_round(self, loop: Loop, record: dict[str, Any]) -> None:
         assert self._writer is not None
         for name, value in figures(record):
             self._writer.add_scalar(name, value, record["round"])
@@ -174,19 +196,19 @@ class MLflow(Callback):
                 raise ValueError(f"MLflow does not open {uri or 'its default place'}: {error}") from None
         self.experiment, self.run_id = experiment, ""
 
-    def on_start(self, training: Training) -> None:
+    def on_start(self, loop: Loop) -> None:
         found = self._client.get_experiment_by_name(self.experiment)
         number = found.experiment_id if found else self._client.create_experiment(self.experiment)
         self.run_id = self._client.create_run(number).info.run_id
-        config = described(training.algorithm, training.settings, training.rounds)
+        config = loop.spec.replace(rounds=loop.rounds).values()
         for name, value in {**config, **config.pop("set")}.items():
             self._client.log_param(self.run_id, name, value)
 
-    def on_round(self, training: Training, record: dict[str, Any]) -> None:
+    def on_round(self, loop: Loop, record: dict[str, Any]) -> None:
         for name, value in figures(record):
             self._client.log_metric(self.run_id, name, value, step=record["round"])
 
-    def on_end(self, training: Training, run: Run) -> None:
+    def on_end(self, loop: Loop, run: Run) -> None:
         self._client.set_terminated(self.run_id)
         self.run_id = ""
 

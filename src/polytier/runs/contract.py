@@ -24,7 +24,7 @@ from polytier.engines.loopback import Loopback
 from polytier.method.algorithm import Algorithm
 from polytier.method.node import Node
 from polytier.runs import checkpoint
-from polytier.runs.loop import Callback, Training
+from polytier.runs.loop import Callback, Loop, make_loop
 from polytier.runs.run import Run
 from polytier.stack.rows import Rows, as_dict, map_rows, pack
 
@@ -38,7 +38,7 @@ def check_algorithm(
     """Run a method on a few devices in many ways; an AssertionError says what it does wrong and what to try.
 
     By default: logistic regression on eleven devices in four teams, some of them absent. `settings` are those of
-    `Training`, for a method that needs another federation, model or batch size.
+    `train`, for a method that needs another federation, model or batch size.
     """
     check_class(algorithm)
     name, before = type(algorithm).__name__, pickle.dumps(algorithm)
@@ -46,49 +46,45 @@ def check_algorithm(
     settings = {
         "dtype": "float64", "batch_size": 4, "team_participation": 0.75, "device_participation": 0.6, **settings,
     }  # fmt: skip
-    reference = Training(algorithm, federation, model, **settings)
-    # one for all runs: graphs are traced once
-    objectives = [part.objective for part in reference.context.parts]
-    settings["batching"] = objectives[0].batching
+    settings["objectives"] = {}  # for all runs: graphs are traced once
+    with make_loop(algorithm, federation, model, **settings) as reference:
+        objective = reference.context.parts[0].objective
+        settings["batching"] = objective.batching
 
-    def run(method: Any = algorithm, until: int = rounds, prepare: Callable = lambda t: None, **more: Any) -> Training:
-        with Training(method, federation, model, **{**settings, **more}) as training:
-            if "batching" not in more:
-                for part, objective in zip(training.context.parts, objectives, strict=True):
-                    part.objective = objective
-            prepare(training)
-            training.run(until, [Absent(name)])
-            return training
+    def run(method: Any = algorithm, until: int = rounds, prepare: Callable = lambda t: None, **more: Any) -> Loop:
+        with make_loop(method, federation, model, **{**settings, **more}) as loop:
+            prepare(loop)
+            loop.run(until, [Absent(name)])
+            return loop
 
-    def same(other: Training, what: str, advice: str, traffic: bool = True) -> None:
+    def same(other: Loop, what: str, advice: str, traffic: bool = True) -> None:
         wrong = differing(results(expected, traffic), results(other, traffic))
         assert not wrong, f"{name}: {what} gives another {wrong}; {advice}"
 
-    with reference:
-        run(Watched(algorithm))  # first: what it finds makes the rest fail with less to the point
-        expected = run()
-        check_models(name, expected)
-        same(run(), "a second run", "what lasts goes into local.keep or what server returns, never into attributes")
-        same(run(tile=1), "one device at a time", f"device mixes rows; {ALONE}")
-        same(run(inner_tile=1), "one team at a time", f"team mixes rows; {ALONE}")
-        same(run(prepare=loop_back), "every node alone, its messages as bytes,", ALONE, traffic=False)
-        with tempfile.TemporaryDirectory() as folder:
-            half = run(until=rounds // 2)
-            checkpoint.save(Path(folder), half.round, *half.snapshot())
-            found = checkpoint.latest(Path(folder))
-            assert found is not None
-            resumed = run(pickle.loads(before), prepare=lambda training: training.restore(*found[1:]))
-        same(resumed, "a run stopped and resumed", "what lasts goes into local.keep or what server returns")
-        assert pickle.dumps(algorithm) == before, f"{name} changes its own fields; return new rows instead"
-        one, other = results(run(until=1), False), results(run(until=1, batching="eager"), False)
-        wrong = differing(one, other, atol=1e-3 if objectives[0].dtype == torch.float32 else 1e-6)
-        assert not wrong, (
-            f"{name}: autograd gives another {wrong} than the traced graph; a loss takes what changes as extra="
-        )
+    run(Watched(algorithm))  # first: what it finds makes the rest fail with less to the point
+    expected = run()
+    check_models(name, expected)
+    same(run(), "a second run", "what lasts goes into local.keep or what server returns, never into attributes")
+    same(run(tile=1), "one device at a time", f"device mixes rows; {ALONE}")
+    same(run(inner_tile=1), "one team at a time", f"team mixes rows; {ALONE}")
+    same(run(prepare=loop_back), "every node alone, its messages as bytes,", ALONE, traffic=False)
+    with tempfile.TemporaryDirectory() as folder:
+        half = run(until=rounds // 2)
+        checkpoint.save(Path(folder), half.round, *half.snapshot())
+        found = checkpoint.latest(Path(folder))
+        assert found is not None
+        resumed = run(pickle.loads(before), prepare=lambda loop: loop.restore(*found[1:]))
+    same(resumed, "a run stopped and resumed", "what lasts goes into local.keep or what server returns")
+    assert pickle.dumps(algorithm) == before, f"{name} changes its own fields; return new rows instead"
+    one, other = results(run(until=1), False), results(run(until=1, batching="eager"), False)
+    wrong = differing(one, other, atol=1e-3 if objective.dtype == torch.float32 else 1e-6)
+    assert not wrong, (
+        f"{name}: autograd gives another {wrong} than the traced graph; a loss takes what changes as extra="
+    )
 
 
-def loop_back(training: Training) -> None:
-    training.use(Loopback(training.context, training.codec))
+def loop_back(loop: Loop) -> None:
+    loop.use(Loopback(loop.context, loop.codec))
 
 
 def small_federation() -> Federation:
@@ -114,11 +110,11 @@ def check_class(algorithm: Any) -> None:
     assert copy == algorithm, f"{name} is not equal to its pickled copy; fields are numbers, strings and tuples"
 
 
-def results(training: Training, traffic: bool) -> dict[str, Any]:
+def results(loop: Loop, traffic: bool) -> dict[str, Any]:
     """All that a run leaves: the server's state, what nodes kept, and what was measured."""
-    rows = pack("state", training.state) | memory_of(training)
+    rows = pack("state", loop.state) | memory_of(loop)
     skipped = {"seconds"} if traffic else {"seconds", "bytes", "participants"}
-    measured = {f"{k} in round {r['round']}": v for r in training.history for k, v in r.items() if k not in skipped}
+    measured = {f"{k} in round {r['round']}": v for r in loop.history for k, v in r.items() if k not in skipped}
     return rows | measured
 
 
@@ -134,11 +130,11 @@ def differing(a: dict[str, Any], b: dict[str, Any], atol: float = 0.0) -> str:
     return ""
 
 
-def check_models(name: str, training: Training) -> None:
+def check_models(name: str, loop: Loop) -> None:
     """Every model is a finite row a node; asking for them writes nothing."""
-    before = {k: v.clone() if isinstance(v, Tensor) else v for k, v in results(training, True).items()}
-    run = training.run(training.round)
-    wrong = differing(before, results(training, True))
+    before = {k: v.clone() if isinstance(v, Tensor) else v for k, v in results(loop, True).items()}
+    run = loop.run(loop.round)
+    wrong = differing(before, results(loop, True))
     assert not wrong, f"{name}: personal, publish or global_model change {wrong}; they may only read"
     for part in run.parts:
         check_rows(name, part)
@@ -159,9 +155,9 @@ def check_rows(name: str, run: Run) -> None:
     assert some, f"{name} has neither personal nor team nor global models"
 
 
-def memory_of(training: Training) -> dict[str, Tensor]:
+def memory_of(loop: Loop) -> dict[str, Tensor]:
     """What nodes kept; of several models under their names."""
-    parts = training.context.parts
+    parts = loop.context.parts
     return {f"{part.name}>{k}" if part.name else k: v for part in parts for k, v in part.memory.state().items()}
 
 
@@ -171,11 +167,11 @@ class Absent(Callback):
     def __init__(self, name: str) -> None:
         self.name, self.before = name, {}
 
-    def on_round(self, training: Training, record: dict[str, Any]) -> None:
-        now = {k: v.clone() for k, v in memory_of(training).items()}
-        for key in self.before if not isinstance(training.context.engine, Loopback) else ():  # which counts no messages
+    def on_round(self, loop: Loop, record: dict[str, Any]) -> None:
+        now = {k: v.clone() for k, v in memory_of(loop).items()}
+        for key in self.before if not isinstance(loop.context.engine, Loopback) else ():  # which counts no messages
             name, _, rest = key.rpartition(">")
-            ledger = training.context.scope(name).ledger
+            ledger = loop.context.scope(name).ledger
             absent = ~ledger.took_part.get(int(rest.split(".")[0]), torch.ones(1, dtype=torch.bool))
             kept = torch.equal(self.before[key][absent], now[key][absent])
             assert kept, f"{self.name}: {key} changed at nodes that took no part; write with keep(), own rows only"

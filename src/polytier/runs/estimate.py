@@ -22,21 +22,21 @@ from polytier.method.context import Context
 from polytier.method.memory import Memory
 from polytier.method.node import Children
 from polytier.runs.callbacks import IN_FILES, rows_bytes
-from polytier.runs.loop import Training
+from polytier.runs.loop import Loop
 from polytier.tree.participation import Participation
 from polytier.tree.topology import Topology
 
 TIMED = 3  # steps
 
 
-def memory_bytes(training: Training) -> int:
+def memory_bytes(loop: Loop) -> int:
     """Data, a model for every node, and the working set of a tile."""
-    return sum(sum(memory_of(training, context).values()) for context in training.context.parts)
+    return sum(sum(memory_of(loop, context).values()) for context in loop.context.parts)
 
 
-def memory_of(training: Training, context: Context) -> dict[str, int]:
+def memory_of(loop: Loop, context: Context) -> dict[str, int]:
     """By what it is for."""
-    federation, width, engine = context.batches.federation, context.objective.dtype.itemsize, training.context.engine
+    federation, width, engine = context.batches.federation, context.objective.dtype.itemsize, loop.context.engine
     nodes = sum(context.topology.size(tier) for tier in range(context.topology.num_tiers))
     tile = min(engine.tiles[context.name], len(federation))  # type: ignore[attr-defined]
     sample = int(federation.samples.max()) if isinstance(context.batch_size, str) else context.batch_size
@@ -49,16 +49,16 @@ def memory_of(training: Training, context: Context) -> dict[str, int]:
     }
 
 
-def check_memory(training: Training) -> None:
+def check_memory(loop: Loop) -> None:
     """Stop a run that could not fit before it starts. What is kept in files, mapped, need not fit."""
     have = physical_memory()
     if have is None:
         return
-    for context in training.context.parts:
-        need, engine = memory_of(training, context), training.context.engine
+    for context in loop.context.parts:
+        need, engine = memory_of(loop, context), loop.context.engine
         if hasattr(context.batches.federation.x, "file"):
             del need["data"]
-        if rows_bytes(training) > IN_FILES:
+        if rows_bytes(loop) > IN_FILES:
             del need["models"]
         if (total := sum(need.values())) > have:
             tiles = f"tiles of {engine.tiles[context.name]} devices in {engine.workers} processes"  # type: ignore[attr-defined]
@@ -86,26 +86,26 @@ def physical_memory() -> int | None:
         return have
 
 
-def seconds_a_round(training: Training, workers: int) -> float | None:
+def seconds_a_round(loop: Loop, workers: int) -> float | None:
     """From a few timed steps of a tile and the steps that the method asks of a device; None if unknown."""
     seconds = 0.0
-    for context in training.context.parts:  # several models share the devices out
-        steps = steps_of_a_device(context, training.codec)
+    for context in loop.context.parts:  # several models share the devices out
+        steps = steps_of_a_device(context, loop.codec)
         if steps is None:
             return None
-        devices = devices_that_take_part(context) / len(training.context.parts)
+        devices = devices_that_take_part(context) / len(loop.context.parts)
         seconds += steps * devices * seconds_a_step(context) / workers
     return seconds
 
 
-def steps_a_round(training: Training) -> float | None:
+def steps_a_round(loop: Loop) -> float | None:
     """Device steps of all devices that take part, all models together; None if unknown."""
     total = 0.0
-    for context in training.context.parts:
-        steps = steps_of_a_device(context, training.codec)
+    for context in loop.context.parts:
+        steps = steps_of_a_device(context, loop.codec)
         if steps is None:
             return None
-        total += steps * devices_that_take_part(context) / len(training.context.parts)
+        total += steps * devices_that_take_part(context) / len(loop.context.parts)
     return total
 
 

@@ -94,7 +94,7 @@ def export_parameters(run: Run, row: Tensor, target: Path, owner: str) -> None:
     parts = {k: v.clone() for k, v in run.context.objective.parameters(row).items()}
     parts |= {k: v.clone() for k, v in inner.named_buffers()}
     about = json.dumps(about_inputs(run.context.batches.federation))
-    write_tensors(target, parts, model=str(run.settings.get("model", "")), of=owner, inputs=about)
+    write_tensors(target, parts, model=run.spec.model, of=owner, inputs=about)
     again = load_file(target)
     assert all(torch.equal(again[k], parts[k]) for k in parts)
 

@@ -6,7 +6,8 @@ summary.json     the result in numbers; written last, so that it is there only i
 devices.csv      a line a device: samples, labels, accuracy of each model
 topology.json    the tree
 traffic.csv      bytes by round, link and direction
-collaboration.npz  who listened to whom, over time, if the method learned that; .png the same as a picture
+collaboration.npz  who listened to whom, over time, if the method learned that
+state.json       how the run stands (running, done, stopped, diverged) and why; the version of this format
 models/          {personal,team,global}.safetensors; of several models, in a folder each
 checkpoints/     what is needed to go on
 """
@@ -19,7 +20,6 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,11 @@ from torch import Tensor
 
 from polytier.data.federation import Federation
 from polytier.data.pack import dtype_name
-from polytier.method.algorithm import Algorithm
-from polytier.runs import checkpoint
-from polytier.runs.config import PYTHON, fields_of, to_toml
-from polytier.runs.read import KINDS
+from polytier.runs import checkpoint, snapshot
+from polytier.runs.read import DONE, FORMAT, KINDS, STATE, STATES
 from polytier.runs.run import Run
-from polytier.runs.summary import PART, algorithm_name, device_table, summary, traffic
-from polytier.stack.rows import pack
+from polytier.runs.spec import RunSpec, to_toml
+from polytier.runs.summary import PART, device_table, summary, traffic
 from polytier.tree import collaboration
 from polytier.tree.topology import Topology
 
@@ -100,15 +98,6 @@ def next_free(parent: Path, stem: str) -> Path:
     return parent / f"{stem}-{number}"
 
 
-def described(algorithm: Algorithm, settings: dict[str, Any], rounds: int) -> dict[str, Any]:
-    """The configuration of a run that was made in Python: its data have no name."""
-    result = {"algorithm": algorithm_name(algorithm), "data": PYTHON, **settings, "rounds": rounds}
-    for name, method in algorithm.parts().items():
-        own = {"algorithm": algorithm_name(method), **settings["models"][name], "set": fields_of(method)}
-        result["models"] = {**result["models"], name: own}
-    return {**result, "set": fields_of(algorithm)}
-
-
 def tree(topology: Topology) -> Iterator[str]:
     """JSON, in pieces: by tier, ids and the id of each one's parent; `row` is a device's place in the data."""
     for tier, name in enumerate(topology.tier_names):
@@ -127,8 +116,15 @@ def tree(topology: Topology) -> Iterator[str]:
     yield "]}\n"
 
 
-def write_start(folder: Path, config: dict[str, Any], topology: Topology) -> None:
-    write_text(folder / "config.toml", to_toml(config))
+def write_state(folder: Path, state: str, reason: str = "", round_: int = 0) -> None:
+    """How the run stands, for whoever looks into the folder: one of `STATES`, and why."""
+    assert state in STATES
+    about = {"format": FORMAT, "state": state, "reason": reason, "round": round_, "pid": os.getpid()}
+    write_text(folder / STATE, json.dumps(about, indent=2) + "\n")
+
+
+def write_start(folder: Path, spec: RunSpec, topology: Topology) -> None:
+    write_text(folder / "config.toml", to_toml(spec.values()))
     with atomic(folder / "topology.json") as partial, partial.open("w", encoding="utf-8") as file:
         file.writelines(tree(topology))
 
@@ -149,29 +145,16 @@ def write_results(folder: Path, run: Run) -> None:
     if any(part.evaluation is None for part in run.parts):
         raise ValueError("this run was read from a folder and holds no evaluation; copy that folder instead")
     claim(folder)
-    write_start(folder, described(run.algorithm, run.settings, run.rounds), run.context.topology)
+    write_start(folder, run.spec.replace(rounds=run.rounds), run.context.topology)
     write_text(folder / "metrics.jsonl", "".join(map(json_line, run.history)))
-    facts: dict[str, Any] = {"round": run.rounds, "seconds": run.seconds, "device_steps": run.context.all_steps}
-    tensors = pack("state", run.state)
-    for name, part in run.models.items() or [("", run)]:
-        its = {"device_steps": part.context.device_steps, "traffic": part.ledger.rounds}
-        facts |= {"models": {**facts.get("models", {}), name: its}} if name else its
-        tensors |= {f"{name}>{k}" if name else k: v for k, v in part.ledger.state().items()}
-    checkpoint.save(folder / "checkpoints", run.rounds, tensors, facts)
+    checkpoint.save(folder / "checkpoints", run.rounds, *snapshot.of_run(run))
     write_end(folder, run)
-
-
-# -- results ------------------------------------------------------------------------------------------
+    write_state(folder, DONE, round_=run.rounds)
 
 
 def write_collaboration(folder: Path, run: Run) -> None:
     with atomic(folder / collaboration.FILE) as partial:
         collaboration.save(partial, run.collaboration, run.context.true_groups(1))
-    if find_spec("matplotlib") is not None:
-        from polytier.report.heatmap import draw
-
-        with atomic(folder / "collaboration.png") as partial:
-            draw(folder / collaboration.FILE, partial)
 
 
 # -- models -------------------------------------------------------------------------------------------

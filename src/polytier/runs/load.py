@@ -21,12 +21,13 @@ from polytier.method.context import Context
 from polytier.method.memory import Memory
 from polytier.models.losses import default_loss
 from polytier.models.zoo import make_model
-from polytier.runs import checkpoint
-from polytier.runs.config import PYTHON, make_algorithm
+from polytier.runs import checkpoint, snapshot
+from polytier.runs.methods import make_method
 from polytier.runs.read import KINDS, read_config, read_history, read_json
 from polytier.runs.run import Run, record_of
+from polytier.runs.spec import PYTHON, RunSpec, check_spec
 from polytier.stack.objective import Objective
-from polytier.stack.rows import pack, unpack
+from polytier.stack.rows import unpack
 from polytier.tree import collaboration
 from polytier.tree.participation import Participation
 from polytier.tree.topology import Topology
@@ -35,76 +36,93 @@ from polytier.tree.topology import Topology
 def load_run(folder: Path, model: nn.Module | Mapping[str, nn.Module] | None = None) -> Run:
     """A run as it was saved, without its data."""
     config, topology, history = read_config(folder), read_tree(folder), read_history(folder)
-    found = latest(folder)  # checkpoints may have been removed to save space
-    tensors, facts = found[1:] if found else ({}, read_json(folder / "summary.json"))
+    config.pop("versions", None)
+    spec, found = check_spec(config), latest(folder)
+    tensors, facts = found[1:] if found else ({}, read_json(folder / "summary.json"))  # checkpoints may be removed
     learned = folder / collaboration.FILE
     matrices = collaboration.load(learned)[0] if learned.exists() else {}
-    if not config.get("models"):
+    if not isinstance(spec.models, dict):
         assert not isinstance(model, Mapping), "this run has one model"
-        run = load_model(folder / "models", config, topology, history, tensors, facts, model)
+        run = load_model(folder / "models", spec, topology, history, tensors, facts, model)
         return replace(run, collaboration=matrices)
     models = {}
-    for name, own in config["models"].items():
-        part = {k.removeprefix(f"{name}>"): v for k, v in tensors.items() if k.startswith(f"{name}>")}
-        part |= pack("state", unpack(f"state:{name}", tensors)) if tensors else {}
-        records, its = [record_of(record, name) for record in history], {**facts, **facts["models"][name]}
-        settings = {**config, **own}
+    for name, own in spec.models.items():
+        records = [record_of(record, name) for record in history]
         given = model.get(name) if isinstance(model, Mapping) else model
-        models[name] = load_model(folder / "models" / name, settings, topology, records, part, its, given, name)
+        own_spec = spec.replace(models=None, **own)
+        models[name] = load_model(folder / "models" / name, own_spec, topology, records, tensors, facts, given, name)
     first = next(iter(models.values()))
-    algorithm = make_algorithm(config["algorithm"], config["set"], {n: run.algorithm for n, run in models.items()})
+    algorithm = make_method(spec.algorithm, spec.set, {n: run.algorithm for n, run in models.items()})
     scopes: Any = {name: run.context for name, run in models.items()}
     context: Any = replace(first.context, algorithm=algorithm, topology=topology, scopes=scopes, name="", ledger=None)
-    return Run(
-        algorithm, first.module, None, None, None, first.device_ids, first.team_ids, unpack("state", tensors), history,
-        context, context.ledger, None, facts["seconds"], config, models, matrices,
-    )  # fmt: skip
+    state = unpack("state", tensors)
+    return Run(spec, context, state, history, facts["seconds"], models=models, collaboration=matrices)
 
 
 def load_model(
-    folder: Path, config: dict[str, Any], topology: Topology, history: list[dict[str, Any]], tensors: dict[str, Tensor],
-    facts: dict[str, Any], model: nn.Module | None = None, name: str = "",
-) -> Run:  # fmt: skip
-    """The run of one model; `tensors` and `facts` are those of its checkpoint."""
+    folder: Path,
+    spec: RunSpec,
+    topology: Topology,
+    history: list[dict[str, Any]],
+    tensors: dict[str, Tensor],
+    facts: dict[str, Any],
+    model: nn.Module | None = None,
+    name: str = "",
+) -> Run:
+    """The run of one model; `tensors` and `facts` are those of the checkpoint."""
     parts, about = read_models(folder)
     if model is None:
-        if config["model"] == PYTHON:
+        if spec.model == PYTHON:
             raise ValueError(
                 f"the model of {folder} was given in Python; give it again: Run.load(DIR, model=...), several by name"
             )
-        model = make_model(config["model"], tuple(about["shape"]), about["classes"], config["seed"])
-    dtype: torch.dtype = getattr(torch, config["dtype"])
-    algorithm = make_algorithm(config["algorithm"], config["set"])
+        model = make_model(spec.model, tuple(about["shape"]), about["classes"], spec.seed)
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    algorithm = make_method(spec.algorithm, spec.set)
     if algorithm.tiers == 2:
         topology = topology.flat()  # beside a method with teams the tree has some
     federation = without_samples(about, topology)
     loss = default_loss(model, about["classes"] is not None)
-    objective = Objective(model, loss, l2=config["l2"], dtype=dtype, batching=config["batching"])
+    objective = Objective(model, loss, l2=spec.l2, dtype=dtype, batching=spec.batching or "eager")
     ledger = Ledger(topology)
     if tensors:
-        ledger.load(tensors, facts.get("traffic") or [record["bytes"] for record in history])
+        snapshot.load_ledger(ledger, tensors, facts, name, [record["bytes"] for record in history])
     context = Context(
-        algorithm, topology, objective, Batches(federation, config["seed"], dtype, keyed=bool(objective.dropouts)),
-        Memory(topology), (Participation(),) * topology.num_tiers, config["seed"], config["batch_size"],
-        config["absent"], facts["device_steps"], ledger=ledger, module=model, name=name,
-    )  # fmt: skip
+        algorithm,
+        topology,
+        objective,
+        Batches(federation, spec.seed, dtype, keyed=bool(objective.dropouts)),
+        Memory(topology),
+        (Participation(),) * topology.num_tiers,
+        seed=spec.seed,
+        batch_size=spec.batch_size,
+        absent=spec.absent,
+        device_steps=snapshot.facts_of(facts, name)["device_steps"],
+        ledger=ledger,
+        module=model,
+        name=name,
+    )
     rows = {kind: flat_rows(objective, *found) for kind, found in parts.items()}
-    nobody: tuple[None, np.ndarray] = (None, np.array([]))
-    team, team_ids = rows.get("team", nobody)
-    everywhere = rows.get("global", nobody)[0]
-    state = unpack("state", tensors) if tensors else {} if everywhere is None else everywhere
+    everywhere = rows.get("global")
+    kept = snapshot.state_of(tensors, name) if tensors else {} if everywhere is None else everywhere
     return Run(
-        algorithm, model, rows.get("personal", nobody)[0], team, None if everywhere is None else everywhere[0],
-        federation.ids, team_ids, state, history, context, ledger, None, facts["seconds"], config,
-    )  # fmt: skip
+        spec,
+        context,
+        kept,
+        history,
+        facts["seconds"],
+        personal=rows.get("personal"),
+        team=rows.get("team"),
+        global_=None if everywhere is None else everywhere[0],
+    )
 
 
-def flat_rows(objective: Objective, parts: dict[str, Tensor], ids: np.ndarray) -> tuple[Tensor, np.ndarray]:
+def flat_rows(objective: Objective, parts: dict[str, Tensor], ids: np.ndarray) -> Tensor:
     """[nodes, d] in the order of the module's own parameters."""
     shapes = {name: tuple(part.shape[1:]) for name, part in parts.items()}
     if shapes != dict(zip(objective.names, objective.shapes, strict=True)):
         raise ValueError("the model has other parameters than the ones that were saved; give the model of that run")
-    return torch.cat([parts[name].reshape(len(ids), -1) for name in objective.names], 1), ids
+    return torch.cat([parts[name].reshape(len(ids), -1) for name in objective.names], 1)
 
 
 def read_tree(folder: Path) -> Topology:

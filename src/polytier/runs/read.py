@@ -9,6 +9,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+FORMAT = 2  # of a run folder; folders without state.json are of format 1 (version 0.1)
+STATE = "state.json"
+STATES = RUNNING, DONE, STOPPED, DIVERGED = "running", "done", "stopped", "diverged"
 KINDS = ("personal", "team", "global")  # whose models a run may hold
 
 
@@ -30,6 +33,15 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """How a run stands: `state` (one of `STATES`), `reason`, `round`, `format`."""
+    if (folder / STATE).exists():
+        return read_json(folder / STATE)
+    summary = read_summary(folder)
+    known = {"state": STOPPED, "round": 0} if summary is None else {"state": DONE, "round": summary["rounds"]}
+    return {"format": 1, "reason": "", **known}
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:

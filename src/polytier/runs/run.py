@@ -20,11 +20,12 @@ from polytier.method.context import Context
 from polytier.method.execute import execute
 from polytier.method.memory import Memory
 from polytier.runs.evaluate import Evaluation, personal, personal_models, published_rows, shared_rows
+from polytier.runs.spec import RunSpec
 from polytier.stack.rows import Rows
 from polytier.tree.topology import Topology
 
 if TYPE_CHECKING:
-    from polytier.runs.loop import Training
+    from polytier.runs.loop import Loop
     from polytier.tree.collaboration import Collaboration
 
 
@@ -46,70 +47,96 @@ class Scaled(nn.Module):
 
 @dataclass(frozen=True)
 class Run:
-    """What a run leaves behind.
+    """The result of a run.
 
-    personal    | [n, d] the devices' models in the order of `device_ids`, or None
-    team        | [m, d] the innermost teams' models in the order of `team_ids`, or None
-    global_     | [d] the server's model, or None
-    state       | what the server kept; with the team models it serves to adapt a new device
-    history     | a dict a round, as in metrics.jsonl
-    ledger      | the bytes of every message; None where there are several models, each with its own
-    models      | where several models were trained on one pool: a run for each, by name
-    collaboration | by round, who listened to whom, if the method learned that
+    Attributes:
+        spec: The settings.
+        context: What the programs shared: method, tree, objective, data, ledger.
+        state: What the server kept; with the team models it serves to adapt a new device.
+        history: One record per round, as in metrics.jsonl.
+        seconds: Wall time of training, without evaluation.
+        personal: [n, d] the devices' models in the order of `device_ids`, or None.
+        team: [m, d] the innermost teams' models in the order of `team_ids`, or None.
+        global_: [d] the server's model, or None.
+        evaluation: The last evaluation; None for a run that was read from its folder.
+        models: Where several models were trained on one pool of devices: a run for each, by name.
+        collaboration: By round, who listened to whom, if the method learned that.
     """
 
-    algorithm: Algorithm
-    module: nn.Module
-    personal: Tensor | None
-    team: Tensor | None
-    global_: Tensor | None
-    device_ids: np.ndarray
-    team_ids: np.ndarray
+    spec: RunSpec
+    context: Context
     state: Rows
     history: list[dict[str, Any]]
-    context: Context
-    ledger: Ledger
-    evaluation: Evaluation | None
     seconds: float
-    settings: dict[str, Any] = field(default_factory=dict)  # of `Training`, for the run folder
+    personal: Tensor | None = None
+    team: Tensor | None = None
+    global_: Tensor | None = None
+    evaluation: Evaluation | None = None
     models: dict[str, Run] = field(default_factory=dict)
     collaboration: dict[int, Collaboration] = field(default_factory=dict)
 
     @property
+    def algorithm(self) -> Algorithm:
+        """The method."""
+        return self.context.algorithm
+
+    @property
+    def module(self) -> nn.Module:
+        """The model as it was given, with the parameters of the start."""
+        return self.context.module
+
+    @property
+    def ledger(self) -> Ledger:
+        """The bytes of every message; where there are several models, each has its own."""
+        return self.context.ledger
+
+    @property
+    def device_ids(self) -> np.ndarray:
+        """[n] the names of the devices, in the order of the data."""
+        return self.context.batches.federation.ids
+
+    @property
+    def team_ids(self) -> np.ndarray:
+        """[m] the names of the innermost teams."""
+        topology = self.context.topology
+        return topology.names[topology.leaf - 1] if topology.num_tiers > 2 else np.array([])
+
+    @property
     def rounds(self) -> int:
+        """How many rounds were run."""
         return self.history[-1]["round"] if self.history else 0
 
     @classmethod
-    def of(cls, training: Training) -> Run:
-        """What training has come to."""
-        learned = training.collaboration | training.learned()
-        if not training.context.scopes:
-            return cls.of_context(training.context, training, training.settings, collaboration=learned)
-        shared = {k: v for k, v in training.settings.items() if k != "models"}
+    def of(cls, loop: Loop) -> Run:
+        """The result of a loop as it stands."""
+        learned, context = loop.collaboration | loop.learned(), loop.context
+        if not context.scopes:
+            return cls.of_context(context, loop, loop.spec, collaboration=learned)
+        assert isinstance(loop.spec.models, dict)
         models = {
-            name: cls.of_context(context, training, {**shared, **training.settings["models"][name]})
-            for name, context in training.context.scopes.items()
+            name: cls.of_context(each, loop, loop.spec.replace(models=None, **loop.spec.models[name]))
+            for name, each in context.scopes.items()
         }
-        context, topology = training.context, training.context.topology
-        return cls(
-            training.algorithm, context.module, None, None, None, context.batches.federation.ids, team_names(topology),
-            training.state, training.history, context, context.ledger, None, training.seconds, training.settings,
-            models, learned,
-        )  # fmt: skip
+        return cls(loop.spec, context, loop.state, loop.history, loop.seconds, models=models, collaboration=learned)
 
     @classmethod
-    def of_context(cls, context: Context, training: Training, settings: dict[str, Any], **more: Any) -> Run:
+    def of_context(cls, context: Context, loop: Loop, spec: RunSpec, **more: Any) -> Run:
         """The same of one model."""
-        topology, state = context.topology, training.part_state(context.name)
-        own = personal_models(context, state, training.round)
-        rows, _ = shared_rows(context, state)
+        state = loop.part_state(context.name)
         everywhere = context.algorithm.global_model(state)
-        history = [record_of(record, context.name) for record in training.history] if context.name else training.history
+        history = [record_of(record, context.name) for record in loop.history] if context.name else loop.history
         return cls(
-            context.algorithm, context.module, own, rows.get("team"), None if everywhere is None else everywhere[0],
-            context.batches.federation.ids, team_names(topology), state, history, context, context.ledger,
-            training.evaluations.get(context.name), training.seconds, settings, **more,
-        )  # fmt: skip
+            spec,
+            context,
+            state,
+            history,
+            loop.seconds,
+            personal=personal_models(context, state, loop.round),
+            team=shared_rows(context, state)[0].get("team"),
+            global_=None if everywhere is None else everywhere[0],
+            evaluation=loop.evaluations.get(context.name),
+            **more,
+        )
 
     @property
     def parts(self) -> list[Run]:
@@ -199,10 +226,6 @@ class Run:
         from polytier.runs.load import load_run
 
         return load_run(Path(folder), model)
-
-
-def team_names(topology: Topology) -> np.ndarray:
-    return topology.names[topology.leaf - 1] if topology.num_tiers > 2 else np.array([])
 
 
 def record_of(record: dict[str, Any], model: str) -> dict[str, Any]:

@@ -7,20 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from polytier.algorithms import ALGORITHMS
 from polytier.data.federation import SPLITS
 from polytier.messages.ledger import add_up
-from polytier.method.algorithm import Algorithm
+from polytier.runs.methods import method_name
 from polytier.runs.read import KINDS
 from polytier.runs.run import Run
 
 PART = 1 << 14  # nodes that are Python objects at a time
-
-
-def algorithm_name(algorithm: Algorithm) -> str:
-    kind = type(algorithm)
-    own = f"{kind.__module__}:{kind.__qualname__}"
-    return next((name for name, known in ALGORITHMS.items() if known is kind), own)
 
 
 def summary(run: Run) -> dict[str, Any]:
@@ -30,7 +23,7 @@ def summary(run: Run) -> dict[str, Any]:
     last = max(run.collaboration, default=None)
     true = None if last is None else context.true_groups(1)
     return {
-        "algorithm": algorithm_name(run.algorithm),
+        "algorithm": method_name(run.algorithm),
         "seed": context.seed,
         "rounds": run.rounds,
         "device_steps": context.all_steps,
@@ -64,7 +57,7 @@ def of_model(run: Run) -> dict[str, Any]:
     """What summary.json holds of one of several models."""
     last: dict[str, Any] = next((r for r in reversed(run.history) if any(kind in r for kind in KINDS)), {})
     return {
-        "algorithm": algorithm_name(run.algorithm),
+        "algorithm": method_name(run.algorithm),
         "device_steps": run.context.device_steps,
         **figures(run),
         "train": {kind: last[kind]["train"] for kind in KINDS if "train" in last.get(kind, {})},

@@ -18,8 +18,8 @@ import torch
 from polytier._errors import unknown
 from polytier._terminal import say, wide_console
 from polytier.report.speeds import print_speeds
-from polytier.runs.config import versions
-from polytier.studies.bench_works import WORKS, Kernels, Loop, Work, floats, run_engine
+from polytier.runs.spec import versions
+from polytier.studies.bench_works import WORKS, HandWritten, Kernels, Work, floats, run_engine
 
 SECONDS = 1.0  # of one measurement, about
 
@@ -61,13 +61,13 @@ def measure(work: Work, repeat: int, workers: int) -> dict[str, Any]:
     threads = torch.get_num_threads()
     x, y = work.data()
     federation, inputs, targets = work.federation(x, y), floats(x), torch.from_numpy(y)
-    runs: dict[str, Run] = {"loop": Loop(work, inputs, targets).run}
+    runs: dict[str, Run] = {"loop": HandWritten(work, inputs, targets).run}
     if work.has_kernels:
         runs["kernels"] = fastest(Kernels(work, inputs, targets)).run
     with ExitStack() as stack:
         for name, number in (("engine", workers), ("one_worker", 1)):
             if name == "engine" or workers > 1:
-                runs[name] = partial(run_engine, stack.enter_context(work.training(federation, number)))
+                runs[name] = partial(run_engine, stack.enter_context(work.engine(federation, number)))
         own = {name: 1 if name in ("engine", "one_worker") else threads for name in runs}
         rounds = {name: calibrate(run, own[name]) for name, run in runs.items()}
         speeds: dict[str, list[float]] = {name: [] for name in runs}

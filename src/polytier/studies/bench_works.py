@@ -18,7 +18,7 @@ from polytier.algorithms.permfl import PerMFL
 from polytier.data.federation import Federation
 from polytier.method.algorithm import Algorithm
 from polytier.models.zoo import make_model
-from polytier.runs.loop import Training
+from polytier.runs.loop import Loop, make_loop
 
 CLASSES = 10
 ALPHA, ETA, BETA, LAMBDA, GAMMA = 0.01, 0.03, 0.6, 0.5, 1.5  # PerMFL's letters; FedAvg has alpha alone
@@ -79,8 +79,8 @@ class Work:
         flat = x.reshape(n * samples, *self.inputs)
         return Federation.from_arrays(flat, y.reshape(-1), owner, team, shares=(1, 0, 0), num_classes=CLASSES)
 
-    def training(self, federation: Federation, workers: int) -> Training:
-        return Training(self.algorithm, federation, self.model, batch_size=self.batch, workers=workers)
+    def engine(self, federation: Federation, workers: int) -> Loop:
+        return make_loop(self.algorithm, federation, self.model, batch_size=self.batch, workers=workers)
 
 
 WORKS = {
@@ -103,12 +103,12 @@ def flat(parameters: Sequence[Tensor]) -> Tensor:
     return torch.cat([p.detach().reshape(1, -1) for p in parameters], 1)
 
 
-def run_engine(training: Training, rounds: int) -> Tensor:
+def run_engine(loop: Loop, rounds: int) -> Tensor:
     """Rounds without their evaluation."""
     for _ in range(rounds):
-        training.step()
-    assert isinstance(training.state, Tensor)
-    return training.state
+        loop.step()
+    assert isinstance(loop.state, Tensor)
+    return loop.state
 
 
 # -- what people write ---------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def run_engine(training: Training, rounds: int) -> Tensor:
 State = dict[str, Tensor]
 
 
-class Loop:
+class HandWritten:
     """One module for all devices, load_state_dict for each, torch.optim.SGD, a randperm an epoch, gathers."""
 
     def __init__(self, work: Work, x: Tensor, y: Tensor) -> None:

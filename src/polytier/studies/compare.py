@@ -12,42 +12,34 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from polytier._terminal import FAULT, fail, say, silence, wide_console
-from polytier._terminal import INTERRUPTED as EXIT_INTERRUPTED
+from polytier._errors import FAULT, Stopped
+from polytier._errors import INTERRUPTED as EXIT_INTERRUPTED
+from polytier._terminal import say, silence, wide_console
+from polytier.method.algorithm import Algorithm
 from polytier.report import comparison
 from polytier.report.comparison import DONE, FILE, INTERRUPTED, NOT_APPLICABLE, WAITING
-from polytier.runs.config import (
-    Config,
-    algorithm_kind,
-    is_file,
-    make_algorithm,
-    make_federation,
-    merge_fields,
-    prepare,
-    resolve,
-    several,
-)
+from polytier.runs.assemble import assemble, make_federation
 from polytier.runs.defaults import settings
+from polytier.runs.folder import claim, next_free
+from polytier.runs.methods import make_method, method_class, wraps_others
+from polytier.runs.spec import RunSpec, is_file, merge_fields, read_spec
 from polytier.studies.run_queue import Task, check_same, run_tasks
-
-if TYPE_CHECKING:
-    from polytier.method.algorithm import Algorithm
 
 
 def compare_methods(
-    shared: Config, names: Sequence[str], fields: Sequence[str], steps: int | None, seeds: int, out: Path | None,
+    shared: RunSpec, names: Sequence[str], fields: Sequence[str], steps: int | None, seeds: int, out: Path | None,
     until: float, jobs: int, quiet: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """All of `polytier compare`: `fields` are METHOD.FIELD=VALUE texts."""
-    configs, notes = settle(shared, names, fields, steps)
+    specs, notes = settle(shared, names, fields, steps)
     out = out or free_folder("compare", shared)
-    tasks = make_tasks(configs, seeds, out)
+    tasks = make_tasks(specs, seeds, out)
     check(tasks, out)
     settings = {
-        "methods": list(names), "seeds": sorted({task.config.seed for task in tasks}), "until": until, "steps": steps,
-        "set": {name: config.set for name, config in configs.items()}, "notes": notes,
+        "methods": list(names), "seeds": sorted({task.spec.seed for task in tasks}), "until": until, "steps": steps,
+        "set": {name: spec.set for name, spec in specs.items()}, "notes": notes,
         **shared.model_dump(exclude={"algorithm", "set", "seed", "out"}, exclude_none=True),
     }  # fmt: skip
     show = not (quiet or as_json)
@@ -61,8 +53,6 @@ def compare_methods(
         return methods, records
 
     if not (out / FILE).exists():
-        from polytier.runs.folder import claim
-
         claim(out)
     write()  # the folder is known as a comparison from here on
     try:
@@ -77,29 +67,29 @@ def compare_methods(
         comparison.print_comparison(wide_console(), methods, records, until, out)
     states = {task.state for task in tasks}
     if states & {INTERRUPTED, WAITING}:
-        raise fail(f"interrupted; go on with the same command and --out {out}", EXIT_INTERRUPTED)
+        raise Stopped(f"interrupted; go on with the same command and --out {out}", EXIT_INTERRUPTED)
     if DONE not in states:
-        raise fail("no run came to its end", FAULT)
+        raise Stopped("no run came to its end", FAULT)
 
 
 # -- what is run --------------------------------------------------------------------------------------
 
 
-def protocol(what: str | None, flags: Mapping[str, Any]) -> Config:
+def protocol(what: str | None, flags: Mapping[str, Any]) -> RunSpec:
     """What all methods share. A file's own fields are those of the file's own method."""
     if what is not None and not is_file(what):
         raise ValueError(f"{what!r} is no FILE.toml; methods are written with commas and come first: permfl,fedavg")
-    config = resolve(what, flags)
-    return config.model_copy(update={"out": None, "workers": config.workers or 1})
+    spec = read_spec(what, flags)
+    return spec.replace(out=None, workers=spec.workers or 1)
 
 
 def settle(
-    shared: Config, names: Sequence[str], texts: Sequence[str], steps: int | None
-) -> tuple[dict[str, Config], list[str]]:
+    shared: RunSpec, names: Sequence[str], texts: Sequence[str], steps: int | None
+) -> tuple[dict[str, RunSpec], list[str]]:
     """The configuration of each method, and notes on what could not be the same for all."""
     if not all(names) or len(set(names)) < len(names):
         raise ValueError(f"methods are different names with commas between: permfl,fedavg; got {','.join(names)!r}")
-    kinds = {name: algorithm_kind(name) for name in names}
+    kinds = {name: method_class(name) for name in names}
     own: dict[str, list[str]] = {name: [] for name in names}
     for text in texts:
         name = max((name for name in names if text.startswith(f"{name}.")), key=len, default=None)
@@ -110,27 +100,27 @@ def settle(
     if shared.models is not None and not any("models" in kind.__dataclass_fields__ for kind in kinds.values()):
         raise ValueError("--models are trained by mfa-rr and mfa-rand alone, and none of these is compared")
     tiers = 0 if steps is None else team_tiers(make_federation(shared)[1].teams)
-    configs, notes = {}, []
+    specs, notes = {}, []
     for name, kind in kinds.items():
         given = merge_fields({}, own[name])
         fields = dict(shared.set) if name == shared.algorithm else {}
-        config = shared.model_copy(update={"algorithm": name})
+        spec = shared.replace(algorithm=name)
         if steps is not None:
             tuned = {field: value for field, (value, _) in settings(name, shared.data, shared.model, steps).items()}
             wanted = step_fields(kind, {**fields, **tuned, **given}.get("device_steps"), steps, tiers)
             fields |= wanted | tuned
             more = max(1, round(steps * kind.budget.get("rounds", 0)))
-            config = config.model_copy(update={"rounds": more * config.rounds, "eval_every": more * config.eval_every})
+            spec = spec.replace(rounds=more * spec.rounds, eval_every=more * spec.eval_every)
             if more > 1:
                 notes.append(f"{name}: {more} of its rounds are one here, with about {steps} gradients of a device")
             elif any(given.get(key, value) != value for key, value in wanted.items()):
                 notes.append(f"{name} keeps what --set says: it may take another number of steps a round than {steps}")
-        config = config.model_copy(update={"set": merge_fields(fields, own[name])})
-        if not several(config.model_copy(update={"models": None})):
-            config = config.model_copy(update={"models": None})  # these are for methods that train several
-            make_algorithm(name, config.set)  # bad fields are found here
-        configs[name] = config
-    return configs, notes
+        spec = spec.replace(set=merge_fields(fields, own[name]))
+        if not wraps_others(spec.replace(models=None)):
+            spec = spec.replace(models=None)  # these are for methods that train several
+            make_method(name, spec.set)  # bad fields are found here
+        specs[name] = spec
+    return specs, notes
 
 
 def team_tiers(teams: str | None) -> int:
@@ -157,17 +147,17 @@ def step_fields(kind: type[Algorithm], inner: Any, steps: int, tiers: int) -> di
     return {"device_steps": inner, rounds: steps // inner}
 
 
-def make_tasks(configs: Mapping[str, Config], seeds: int, out: Path) -> list[Task]:
+def make_tasks(specs: Mapping[str, RunSpec], seeds: int, out: Path) -> list[Task]:
     """All methods with the first seed, then all with the next one."""
-    first = next(iter(configs.values())).seed
+    first = next(iter(specs.values())).seed
     tasks = [
-        Task(name, config.model_copy(update={"seed": seed}), out / f"{slug(name)}-{seed}")
+        Task(name, spec.replace(seed=seed), out / f"{slug(name)}-{seed}")
         for seed in range(first, first + seeds)
-        for name, config in configs.items()
+        for name, spec in specs.items()
     ]
     for task in tasks:
         task.look()
-        if task.state == WAITING and task.config.models is None and several(task.config):
+        if task.state == WAITING and task.spec.models is None and wraps_others(task.spec):
             task.state, task.reason = NOT_APPLICABLE, "it trains several models; say how many with --models"
     return tasks
 
@@ -177,11 +167,9 @@ def slug(text: str) -> str:
     return re.sub(r"[^\w.-]+", "-", text)
 
 
-def free_folder(what: str, config: Config) -> Path:
+def free_folder(what: str, spec: RunSpec) -> Path:
     """runs/WHAT-DATA-N, the first that is not taken."""
-    from polytier.runs.folder import next_free
-
-    return next_free(Path("runs"), slug(f"{what}-{Path(config.data).name.removesuffix('.npz')}"))
+    return next_free(Path("runs"), slug(f"{what}-{Path(spec.data).name.removesuffix('.npz')}"))
 
 
 def check(tasks: Sequence[Task], out: Path) -> None:
@@ -193,9 +181,9 @@ def check(tasks: Sequence[Task], out: Path) -> None:
         return  # what all share is right
     faults = []
     with silence():  # the runs themselves will say what there is to say
-        for task in (t for t in tasks if t.state == WAITING and t.config.seed == tasks[0].config.seed):
+        for task in (t for t in tasks if t.state == WAITING and t.spec.seed == tasks[0].spec.seed):
             try:
-                prepare(task.config)[0].close()
+                assemble(task.spec).close()
                 return
             except ValueError as error:
                 faults.append(error)

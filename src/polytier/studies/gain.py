@@ -12,8 +12,10 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any
 
+from polytier.runs.assemble import assemble
 from polytier.runs.evaluate import evaluate
-from polytier.runs.loop import Training
+from polytier.runs.loop import Loop
+from polytier.runs.spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Gain:
 
 
 def measure_gain(
-    make: Callable[[int], Training], single_rounds: int, seeds: Iterable[int], split: str = "test",
+    make: Callable[[int], Loop], single_rounds: int, seeds: Iterable[int], split: str = "test",
     most_rounds: int | None = None, progress: Callable[[str], None] = lambda text: None,
 ) -> Gain:  # fmt: skip
     """The gain of training together what `make(seed)` makes, a training of several models that has not begun.
@@ -102,14 +104,11 @@ def measure_gain(
     return Gain(number, single_rounds, most, targets, rounds)
 
 
-def targets_of(together: Training, rounds: int, split: str) -> dict[str, float]:
+def targets_of(together: Loop, rounds: int, split: str) -> dict[str, float]:
     """What each model reaches alone."""
     if not together.context.scopes:
         raise ValueError(f"{type(together.algorithm).__name__} trains one model; a gain needs a wrapper of several")
-    for (
-        name,
-        context,
-    ) in together.context.scopes.items():  # before the first round: it may be a long way to the last one
+    for name, context in together.context.scopes.items():  # now: it may be a long way to the last round
         figure(evaluate(context, together.part_state(name), 0).figures(), name, split)
     seen: list[tuple[tuple[Any, ...], float]] = []
     result = {}
@@ -125,7 +124,7 @@ def targets_of(together: Training, rounds: int, split: str) -> dict[str, float]:
     return result
 
 
-def rounds_together(together: Training, targets: dict[str, float], most: int, split: str) -> int | None:
+def rounds_together(together: Loop, targets: dict[str, float], most: int, split: str) -> int | None:
     """The first round in which all targets are reached."""
 
     def reached() -> bool:
@@ -154,24 +153,31 @@ def as_good(metric: str, value: float, target: float) -> bool:
     return value >= target if metric == "accuracy" else value <= target
 
 
-def identity(together: Training, name: str) -> tuple[Any, ...]:
+def identity(together: Loop, name: str) -> tuple[Any, ...]:
     """What a model's training alone depends on, beside what all share."""
-    context, settings = together.context.scopes[name], together.settings["models"][name]
-    module = context.module if settings["model"] == "python" else None  # by name: the settings say it
-    return context.algorithm, id(context.batches.federation), id(module), id(context.objective.sample_loss), settings
+    context, (module, loss) = together.context.scopes[name], together.assembly.given[name]
+    return context.algorithm, id(context.batches.federation), id(module), id(loss), models_of(together.spec)[name]
 
 
-def alone(together: Training, name: str, rounds: int) -> Training:
-    """The same training of one of the models, by itself; judged after the last round."""
-    context, engine = together.context.scopes[name], together.context.engine
-    rules, objective = context.participation, context.objective
-    single = Training(
-        context.algorithm, context.batches.federation, context.module, seed=context.seed, topology=context.topology,
-        loss=objective.sample_loss, metrics=context.metrics, l2=objective.l2, team_participation=rules[1],
-        device_participation=rules[-1], absent=context.absent, batch_size=context.batch_size, eval_every=rounds,
-        workers=None if together.choose_workers else engine.workers, tile=engine.tiles[name],  # type: ignore[attr-defined]
-        dtype=together.settings["dtype"], on=together.settings["on"], codec=together.codec.name,
-        batching=objective.batching,
-    )  # fmt: skip
-    single.context.objective = objective  # its graphs are traced
-    return single
+def models_of(spec: RunSpec) -> dict[str, dict[str, Any]]:
+    assert isinstance(spec.models, dict)
+    return spec.models
+
+
+def alone(together: Loop, name: str, rounds: int) -> Loop:
+    """The same training of one of the models, by itself; evaluated after the last round."""
+    context, assembly = together.context.scopes[name], together.assembly
+    module, loss = assembly.given[name]
+    return Loop(
+        assemble(
+            assembly.spec.replace(models=None, eval_every=rounds, **models_of(assembly.spec)[name]),
+            algorithm=context.algorithm,
+            federation=context.batches.federation,
+            model=module,
+            loss=loss,
+            topology=context.topology,
+            metrics=context.metrics,
+            participation=(context.participation[1], context.participation[-1]),
+            objectives=assembly.objectives,
+        )
+    )

@@ -12,16 +12,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from polytier import papers
-from polytier._terminal import FAULT, fail, say, silence, wide_console
-from polytier._terminal import INTERRUPTED as EXIT_INTERRUPTED
+from polytier._errors import FAULT, Stopped
+from polytier._errors import INTERRUPTED as EXIT_INTERRUPTED
+from polytier._terminal import say, silence, wide_console
 from polytier._text import duration
+from polytier.data.build import build_federation, load
+from polytier.data.sources import Source, default_dir
 from polytier.papers import verdicts as reproduction
 from polytier.papers.plan import Item, Run
 from polytier.report.blocks import Cell, Panels, Section, Table, Text
 from polytier.report.comparison import DONE, INTERRUPTED, NOT_APPLICABLE, WAITING
+from polytier.report.figures import save
+from polytier.report.page import render
 from polytier.report.tables import line, table
-from polytier.runs.config import Config, check_config, several
+from polytier.report.texts import markdown
+from polytier.runs.assemble import assemble
+from polytier.runs.estimate import seconds_a_round, seconds_a_step, steps_a_round
+from polytier.runs.folder import write_text
+from polytier.runs.loop import Loop
+from polytier.runs.methods import method_of, wraps_others
+from polytier.runs.spec import RunSpec, check_spec, read_teams
 from polytier.studies.compare import slug
 from polytier.studies.run_queue import Task, check_same, run_tasks
 
@@ -57,9 +70,9 @@ def reproduce_paper(
             print_table(found)
         line(wide_console(), f"page: {out / 'report.html'}")
     if states & {INTERRUPTED, WAITING}:
-        raise fail("interrupted; go on with the same command", EXIT_INTERRUPTED)
+        raise Stopped("interrupted; go on with the same command", EXIT_INTERRUPTED)
     if DONE not in states:
-        raise fail("no run came to its end", FAULT)
+        raise Stopped("no run came to its end", FAULT)
 
 
 # -- what is run --------------------------------------------------------------------------------------
@@ -74,26 +87,23 @@ def make_tasks(runs: Sequence[Run], data_dir: Path | None, folder: Path) -> list
         for run in runs:
             if seed >= run.seeds:
                 continue
-            config = check_config({**run.settings, **where, "seed": seed, "workers": 1})
-            task = Task(run.name, config, folder / f"{slug(run.name)}-{seed}")
+            spec = check_spec({**run.settings, **where, "seed": seed, "workers": 1})
+            task = Task(run.name, spec, folder / f"{slug(run.name)}-{seed}")
             task.look()
-            if task.state == WAITING and (reason := no_data(config, missing)):
+            if task.state == WAITING and (reason := no_data(spec, missing)):
                 task.state, task.reason = NOT_APPLICABLE, reason
             tasks.append(task)
     return tasks
 
 
-def no_data(config: Config, known: dict[str, str]) -> str:
+def no_data(spec: RunSpec, known: dict[str, str]) -> str:
     """Why the data of a run cannot be had; empty if they can. `known` remembers what was looked for."""
-    tables = config.models.values() if isinstance(config.models, dict) else ()
-    names = dict.fromkeys([table.get("data", config.data) for table in tables] or [config.data])
+    tables = spec.models.values() if isinstance(spec.models, dict) else ()
+    names = dict.fromkeys([table.get("data", spec.data) for table in tables] or [spec.data])
     for name in names:
         if name not in known:
-            from polytier.data.build import load
-            from polytier.data.sources import default_dir
-
             try:
-                load(name, default_dir() if config.data_dir is None else Path(config.data_dir), 2, 0)
+                load(name, default_dir() if spec.data_dir is None else Path(spec.data_dir), 2, 0)
                 known[name] = ""
             except ValueError as error:
                 known[name] = str(error)
@@ -106,14 +116,14 @@ def no_data(config: Config, known: dict[str, str]) -> str:
 def print_plan(runs: Mapping[str, Run], tasks: Sequence[Task]) -> None:
     """Every run with its settings, data, device steps and hours on this machine."""
     total, timed, rows = 0.0, {}, []
-    for task in (t for t in tasks if t.config.seed == 0):
+    for task in (t for t in tasks if t.spec.seed == 0):
         with silence():  # the runs themselves will say what there is to say
             run, (steps, seconds) = runs[task.method], cost(task, timed)
         total += run.seeds * (seconds or 0)
         settings = {k: v for k, v in run.settings.items() if k not in ("data", "model", "set")}
         told = " ".join(f"{k}={v}" for k, v in (settings | dict(run.settings.get("set", {}))).items())
         rows.append((
-            task.method, str(run.seeds), task.config.data, task.config.model, told,
+            task.method, str(run.seeds), task.spec.data, task.spec.model, told,
             "?" if steps is None else f"{steps:,.0f}",
             DONE if task.state == DONE else "no data" if task.reason else "?" if seconds is None else duration(seconds),
         ))  # fmt: skip
@@ -125,43 +135,31 @@ def print_plan(runs: Mapping[str, Run], tasks: Sequence[Task]) -> None:
 
 def cost(task: Task, timed: dict[Any, float]) -> tuple[float | None, float | None]:
     """Device steps of a run, and seconds on one core; `timed` remembers what a step takes."""
-    from polytier.runs.config import prepare
-    from polytier.runs.estimate import seconds_a_round, seconds_a_step, steps_a_round
-
-    config = task.config
-    if several(config):
+    spec = task.spec
+    if wraps_others(spec):
         if task.reason:
             return None, None
-        with prepare(config)[0] as training:
-            seconds, steps = seconds_a_round(training, 1), steps_a_round(training)
-        return (None if each is None else config.rounds * each for each in (steps, seconds))  # type: ignore[return-value]
-    steps = steps_on_stand_in(config)
-    key = (config.data, config.model, config.batch_size, config.dtype)
+        with Loop.of(spec) as loop:
+            seconds, steps = seconds_a_round(loop, 1), steps_a_round(loop)
+        return (None if each is None else spec.rounds * each for each in (steps, seconds))  # type: ignore[return-value]
+    steps = steps_on_stand_in(spec)
+    key = (spec.data, spec.model, spec.batch_size, spec.dtype)
     if key not in timed and not task.reason:
-        with prepare(config)[0] as training:
-            timed[key] = seconds_a_step(training.context)
+        with Loop.of(spec) as loop:
+            timed[key] = seconds_a_step(loop.context)
     if steps is None:
         return None, None
-    return config.rounds * steps, None if task.reason else config.rounds * steps * timed[key]
+    return spec.rounds * steps, None if task.reason else spec.rounds * steps * timed[key]
 
 
-def steps_on_stand_in(config: Config) -> float | None:
+def steps_on_stand_in(spec: RunSpec) -> float | None:
     """Device steps of a round, counted with two samples a device: the data themselves need not be there."""
-    import numpy as np
-
-    from polytier.data.build import build_federation
-    from polytier.data.sources import Source
-    from polytier.runs.config import make_topology, read_teams, settled_algorithm
-    from polytier.runs.estimate import steps_a_round
-    from polytier.runs.loop import Training
-
-    device = np.repeat(np.arange(config.devices or 40), 3)
+    device = np.repeat(np.arange(spec.devices or 40), 3)
     source = Source(np.zeros((len(device), 2), np.float32), device % 2, 2, device, cluster=device % 2)
-    data = build_federation(source, teams=read_teams(config.teams), split=(1, 1, 1))
-    rules = {name: getattr(config, name) for name in ("team_participation", "device_participation", "batch_size")}
-    topology = make_topology(data, read_teams(config.teams))
-    with Training(settled_algorithm(config), data, "dnn:2", topology=topology, batching="eager", **rules) as training:
-        return steps_a_round(training)
+    data = build_federation(source, teams=read_teams(spec.teams), split=(1, 1, 1))
+    small = spec.replace(model="dnn:2", batching="eager", batch_size=spec.batch_size)
+    with Loop(assemble(small, algorithm=method_of(spec), federation=data)) as loop:
+        return steps_a_round(loop)
 
 
 # -- results ------------------------------------------------------------------------------------------
@@ -169,14 +167,11 @@ def steps_on_stand_in(config: Config) -> float | None:
 
 def write(out: Path, title: str, items: Sequence[Item], tasks: Sequence[Task]) -> list[Table]:
     """All that can be said of what is finished; returns the tables for the terminal."""
-    from polytier.report.page import render
-    from polytier.report.texts import markdown
-    from polytier.runs.folder import write_text
 
     folders: dict[str, dict[int, Path]] = {}
     for task in tasks:
         if task.state == DONE:
-            folders.setdefault(task.method, {})[task.config.seed] = task.folder
+            folders.setdefault(task.method, {})[task.spec.seed] = task.folder
     why = {t.method: f"{t.state}: {t.reason}" if t.reason else t.state for t in tasks if t.state != DONE}
     judged = [reproduction.judge(item, folders) for item in items]
     sections = [reproduction.section(item, found, folders, why) for item, found in zip(items, judged, strict=True)]
@@ -203,7 +198,6 @@ def draw(folder: Path, items: Sequence[Item], sections: Sequence[Section]) -> No
 
     if find_spec("matplotlib") is None:
         return
-    from polytier.report.figures import save
 
     folder.mkdir(exist_ok=True)
     for item, section in zip(items, sections, strict=True):

@@ -5,15 +5,16 @@ Beside every run folder lies FOLDER.toml, what was asked for: the same again goe
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
 import os
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,21 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 
-from polytier._terminal import BAD_INPUT, Interrupt, say
-from polytier._terminal import INTERRUPTED as EXIT_INTERRUPTED
+from polytier._errors import BAD_INPUT, FAULT, Stopped
+from polytier._errors import INTERRUPTED as EXIT_INTERRUPTED
+from polytier._terminal import Interrupt, log, say
 from polytier.engines.processes import hear, start
 from polytier.report import comparison
 from polytier.report.comparison import DIVERGED, DONE, FAILED, INTERRUPTED, NOT_APPLICABLE, RUNNING, WAITING
-from polytier.runs.config import Config, check_config, read_toml, to_toml
-from polytier.runs.read import read_summary
+from polytier.report.heatmap import draw_beside
+from polytier.runs.launch import resumed_loop, run_in_folder, spec_of_folder
+from polytier.runs.loop import Loop
+from polytier.runs.read import read_state, read_summary
+from polytier.runs.spec import RunSpec, check_spec, read_toml, to_toml
+from polytier.theory.check import warnings
 
 ENDS = {0: DONE, BAD_INPUT: NOT_APPLICABLE, EXIT_INTERRUPTED: INTERRUPTED}
+NOTE, REASON = "note", "reason"  # kinds of messages from the process of a run
 TICK = 0.5  # seconds from one look at the runs to the next
 
 
@@ -39,7 +46,7 @@ class Task:
     """A run, and how it goes."""
 
     method: str
-    config: Config
+    spec: RunSpec
     folder: Path
     state: str = WAITING
     reason: str = ""  # why it is not done
@@ -51,38 +58,33 @@ class Task:
 
     def entry(self) -> dict[str, Any]:
         """What its record begins with."""
-        names = {"method": self.method, "seed": self.config.seed, "folder": self.folder.name}
-        return {**names, "rounds": self.config.rounds, "state": self.state, "reason": self.reason}
+        names = {"method": self.method, "seed": self.spec.seed, "folder": self.folder.name}
+        return {**names, "rounds": self.spec.rounds, "state": self.state, "reason": self.reason}
 
     def look(self) -> None:
         """Whether it is done already."""
-        if (read_summary(self.folder) or {}).get("rounds", 0) >= self.config.rounds:
+        if (read_summary(self.folder) or {}).get("rounds", 0) >= self.spec.rounds:
             self.state = DONE
 
 
 def check_same(tasks: Sequence[Task]) -> None:
     """Folders that are there must be of the same runs."""
     for task in tasks:
-        before = check_config(read_toml(task.asked)) if task.asked.exists() else task.config
-        names = [name for name in Config.model_fields if getattr(before, name) != getattr(task.config, name)]
+        before = check_spec(read_toml(task.asked)) if task.asked.exists() else task.spec
+        names = [name for name in RunSpec.model_fields if getattr(before, name) != getattr(task.spec, name)]
         if names:
-            now = ", ".join(f"{n} {getattr(before, n)} (now {getattr(task.config, n)})" for n in names)
+            now = ", ".join(f"{n} {getattr(before, n)} (now {getattr(task.spec, n)})" for n in names)
             raise ValueError(f"{task.folder} was made with {now}; repeat that, or name another --out")
         if task.folder.exists() and not task.asked.exists():
             raise ValueError(f"{task.folder} was not made by this command; name another --out")
 
 
 def run_tasks(tasks: Sequence[Task], out: Path, jobs: int, show: bool) -> None:
-    """Run all that is not finished; with `show`, a table on a terminal and lines elsewhere."""
+    """Run all that is not finished; with `show`, print a table on a terminal and lines elsewhere."""
     console = Console(stderr=True)
     live = Live(console=console, transient=True) if show and console.is_terminal else None
     noted: set[str] = set()
-    with (
-        tempfile.TemporaryDirectory(prefix="polytier-") as logs,
-        Interrupt() as interrupt,
-        live or nullcontext(),
-        closing(ends(tasks, jobs, interrupt, Path(logs))) as ended,
-    ):
+    with Interrupt() as interrupt, live or nullcontext(), closing(ends(tasks, jobs, interrupt)) as ended:
         for task in ended:
             if live is not None:
                 ended_now = sum(t.state not in (WAITING, RUNNING) for t in tasks)
@@ -92,97 +94,150 @@ def run_tasks(tasks: Sequence[Task], out: Path, jobs: int, show: bool) -> None:
                 continue
             for note in task.notes:
                 # one run speaks for all of its algorithm that say the same with other numbers
-                kind = f"{task.config.algorithm}: {note.partition(':')[0]}"
+                kind = f"{task.spec.algorithm}: {note.partition(':')[0]}"
                 if kind not in noted:
                     noted.add(kind)
                     say(f"{task.method}: {note}")
             if live is None:
-                how = comparison.progress(task.folder, task.state, task.config.rounds)
+                how = comparison.progress(task.folder, task.state, task.spec.rounds)
                 how += f": {task.reason}" if task.reason else ""
                 left = sum(t.state in (WAITING, RUNNING) for t in tasks)
-                say(f"{task.method}, seed {task.config.seed}: {how} ({left} to go)")
+                say(f"{task.method}, seed {task.spec.seed}: {how} ({left} to go)")
 
 
-def ends(tasks: Sequence[Task], jobs: int, stop: Callable[[], bool], logs: Path) -> Generator[Task | None]:
+@dataclass
+class Job:
+    """The process of a task, and the pipe through which it tells why it was refused or failed."""
+
+    task: Task
+    process: BaseProcess
+    pipe: Connection
+    heard: list[tuple[str, str]] = field(default_factory=list)  # kind of message, text
+
+    def hear(self) -> None:
+        """Read what the process has sent so far."""
+        with suppress(EOFError, OSError):
+            while self.pipe.poll():
+                self.heard.append(self.pipe.recv())
+
+
+def ends(tasks: Sequence[Task], jobs: int, stop: Callable[[], bool]) -> Generator[Task | None]:
     """Run what is not finished, `jobs` at a time; yields each task when it ends, and None while time goes by."""
     waiting = [task for task in tasks if task.state == WAITING]
-    running: list[tuple[Task, BaseProcess, Path]] = []
+    running: list[Job] = []
     asked = False
     try:
         while running or (waiting and not asked):
             while waiting and len(running) < jobs and not stop():
-                task = waiting.pop(0)
-                task.asked.write_text(to_toml(task.config.model_dump()), encoding="utf-8")
-                said = logs / task.folder.name
-                running.append((task, start(work, command(task), said), said))
-                task.state = RUNNING
+                running.append(begin(waiting.pop(0)))
             if stop() and not asked:
                 asked = True
-                tell(running)
+                interrupt(running)
             yield None
-            over = [each for each in running if each[1].exitcode is not None]
-            for each in over:
-                running.remove(each)
-                end(each, asked)
-                yield each[0]
+            for job in running:
+                job.hear()
+            over = [job for job in running if job.process.exitcode is not None]
+            for job in over:
+                running.remove(job)
+                end(job, asked)
+                yield job.task
             if not over:
-                wait([process.sentinel for _, process, _ in running], TICK)
+                wait([job.process.sentinel for job in running], TICK)
     finally:
-        tell(running)  # the second time: they stop at once
-        for each in running:
-            each[1].join()
-            end(each, True)
+        interrupt(running)  # the second time: they stop at once
+        for job in running:
+            job.process.join()
+            end(job, True)
 
 
-def command(task: Task) -> list[str]:
-    """What starts the run, or goes on with it."""
-    if any((task.folder / "checkpoints").glob("round-*")):
-        how = ["resume", str(task.folder)]
-    else:
+def begin(task: Task) -> Job:
+    """Start the run, or go on with it."""
+    task.asked.write_text(to_toml(task.spec.model_dump()), encoding="utf-8")
+    resumed = any((task.folder / "checkpoints").glob("round-*"))
+    if not resumed:
         shutil.rmtree(task.folder, ignore_errors=True)  # killed before its first checkpoint
-        how = ["run", str(task.asked), "--out", str(task.folder)]
-    return [*how, "--quiet"]
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    job = Job(task, start(work, task.spec, task.folder, resumed, theirs), ours)
+    theirs.close()
+    task.state = RUNNING
+    return job
 
 
-# -- processes ----------------------------------------------------------------------------------------
+def interrupt(running: Sequence[Job]) -> None:
+    for job in running:
+        with suppress(ProcessLookupError):  # it has ended in the meantime
+            assert job.process.pid
+            os.kill(job.process.pid, signal.SIGINT)
 
 
-def work(args: Sequence[str], said: Path) -> None:
-    """What the process does."""
-    from polytier.cli.main import app
+def end(job: Job, asked: bool) -> None:
+    """Note how a run ended: by its exit code, its state file and, where nothing was written, what it sent."""
+    job.hear()
+    job.pipe.close()
+    task, code = job.task, job.process.exitcode or 0
+    task.state = INTERRUPTED if asked and code else ENDS.get(code, FAILED)
+    if task.state == DONE:
+        task.notes = [text for kind, text in job.heard if kind == NOTE]
+    elif task.state != INTERRUPTED:
+        state = read_state(task.folder) if task.folder.is_dir() else {"state": ""}
+        told = next((text for kind, text in reversed(job.heard) if kind == REASON), f"exit code {code}")
+        task.reason = told
+        if state["state"] == DIVERGED:
+            task.state, task.reason = DIVERGED, state["reason"].removeprefix("diverged ")
 
-    set_apart(said)
-    app(args)
+
+# -- in the process of a run --------------------------------------------------------------------------
 
 
-def set_apart(said: Path) -> None:
-    """A group of its own: Ctrl-C comes to it from who started it, and once."""
-    for name, number in ((os.devnull, 1), (said, 2)):
-        file = os.open(name, os.O_WRONLY | os.O_CREAT)
+class Notes(logging.Handler):
+    """Sends what is logged to the process that started this one."""
+
+    def __init__(self, pipe: Connection) -> None:
+        super().__init__(logging.WARNING)
+        self.pipe = pipe
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.pipe.send((NOTE, self.format(record)))
+
+
+def work(spec: RunSpec, folder: Path, resumed: bool, pipe: Connection) -> None:
+    """What the process of a run does."""
+    set_apart()
+    sys.exit(attempt(spec, folder, resumed, pipe))
+
+
+def attempt(spec: RunSpec, folder: Path, resumed: bool, pipe: Connection) -> int:
+    """Run, and send what is logged and why it ended; returns the exit code."""
+    log.handlers = [Notes(pipe)]
+    try:
+        with Interrupt() as stop:
+            run(spec, folder, resumed, stop)
+        return 0
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except (ValueError, OSError, Stopped) as error:
+        pipe.send((REASON, str(error)))
+        return error.code if isinstance(error, Stopped) else BAD_INPUT if isinstance(error, ValueError) else FAULT
+    except Exception as error:
+        log.debug("where this came from:", exc_info=error)
+        pipe.send((REASON, f"{type(error).__name__}: {error}"))
+        return 1
+
+
+def run(spec: RunSpec, folder: Path, resumed: bool, stop: Callable[[], bool]) -> None:
+    with resumed_loop(spec_of_folder(folder), folder) if resumed else Loop.of(spec) as loop:
+        for text in () if resumed else warnings(loop):
+            log.warning("%s", text)
+        run_in_folder(loop, folder, stop=stop, resumed=resumed)
+    draw_beside(folder)
+
+
+def set_apart() -> None:
+    """A group of its own, silent: Ctrl-C reaches it from the process that started it, and once."""
+    for number in (1, 2):
+        file = os.open(os.devnull, os.O_WRONLY)
         os.dup2(file, number)
         os.close(file)
     if sys.platform != "win32":
         os.setpgid(0, 0)
     hear()
-
-
-def tell(running: Sequence[tuple[Task, BaseProcess, Path]]) -> None:
-    for _, process, _ in running:
-        with suppress(ProcessLookupError):  # over in the meantime
-            assert process.pid
-            os.kill(process.pid, signal.SIGINT)
-
-
-def end(run: tuple[Task, BaseProcess, Path], asked: bool) -> None:
-    """How a run ended, and what it said."""
-    task, process, file = run
-    code, text = process.exitcode or 0, file.read_text(errors="replace") if file.exists() else ""
-    said = [line for line in text.splitlines() if line.strip()]
-    task.state = INTERRUPTED if asked and code else ENDS.get(code, FAILED)
-    if task.state == DONE:
-        task.notes = said
-    elif task.state != INTERRUPTED:
-        last = next((line for line in reversed(said) if line.startswith("polytier: ")), "".join(said[-1:]))
-        task.reason = last.removeprefix("polytier: ") or f"exit code {code}"
-        if task.reason.startswith("diverged "):
-            task.state, task.reason = DIVERGED, task.reason.removeprefix("diverged ")

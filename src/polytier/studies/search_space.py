@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from polytier._errors import unknown
 from polytier.report.comparison import DONE, FAILED
-from polytier.runs.config import plain, read_value
+from polytier.runs.spec import plain, read_value
 
 if TYPE_CHECKING:
     from polytier.method.algorithm import Algorithm

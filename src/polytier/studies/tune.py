@@ -18,36 +18,29 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from polytier._terminal import FAULT, INTERRUPTED, Interrupt, fail, log, wide_console
+from polytier._errors import FAULT, INTERRUPTED, Stopped
+from polytier._terminal import Interrupt, log, wide_console
+from polytier.data.federation import Federation
+from polytier.method.call import Diverged, NodesLost
 from polytier.report.comparison import DONE, FAILED, judge_of
-from polytier.runs.config import (
-    Config,
-    fields_of,
-    make_algorithm,
-    make_federation,
-    settled_algorithm,
-    several,
-    start,
-    to_toml,
-)
+from polytier.runs.assemble import Objectives, assemble, make_federation
+from polytier.runs.folder import claim, json_line, write_text
+from polytier.runs.loop import Loop
+from polytier.runs.methods import fields_of, method_of, wraps_others
 from polytier.runs.read import read_json
+from polytier.runs.spec import RunSpec, to_toml
 from polytier.studies.compare import free_folder
 from polytier.studies.search_space import Lags, Space, propose, read_space
 from polytier.studies.tune_table import Record, Watch, print_search, ranked
-
-if TYPE_CHECKING:
-    from polytier.data.federation import Federation
-    from polytier.runs.loop import Training
-    from polytier.stack.objective import Objective
 
 FILE, TRIALS, BEST = "tune.json", "trials.jsonl", "best.toml"
 PRUNED = "pruned"
 
 
 def tune_method(
-    config: Config, over: Sequence[str], trials: int, seeds: int, out: Path | None, quiet: bool, as_json: bool
+    spec: RunSpec, over: Sequence[str], trials: int, seeds: int, out: Path | None, quiet: bool, as_json: bool
 ) -> None:
     """All of `polytier tune`: `over` are FIELD[=SPEC] texts."""
     try:
@@ -55,10 +48,8 @@ def tune_method(
     except ImportError:
         raise ValueError("tune needs an extra, Optuna: pip install 'polytier[tune]'") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    from polytier.method.call import NodesLost
-
-    search = make_search(config, over, seeds)
-    out = out or free_folder(f"tune-{config.algorithm}", config)
+    search = make_search(spec, over, seeds)
+    out = out or free_folder(f"tune-{spec.algorithm}", spec)
     records = open_folder(out, search)
     again = f"go on with the same command and --out {out}"
     try:
@@ -66,7 +57,7 @@ def tune_method(
     except KeyboardInterrupt:
         complete = False
     except NodesLost as error:
-        raise fail(f"{error}; {again}", FAULT) from None
+        raise Stopped(f"{error}; {again}", FAULT) from None
     best = next((r for r in ranked(records, search.metric) if r["state"] == DONE), None)
     if as_json:
         winner = best and {"fields": best["fields"], "score": best["score"], "trial": best["number"]}
@@ -76,10 +67,10 @@ def tune_method(
     elif records:
         print_search(wide_console(), records, search.metric, out / BEST)
     if not complete:
-        raise fail(f"interrupted after {len(records)} of {trials} trials; {again}", INTERRUPTED)
+        raise Stopped(f"interrupted after {len(records)} of {trials} trials; {again}", INTERRUPTED)
     if best is None:
         why = records[-1]["reason"]
-        raise fail(f"no trial came to its end; the last one: {why}. Search elsewhere, with another --out", FAULT)
+        raise Stopped(f"no trial came to its end; the last one: {why}. Search elsewhere, with another --out", FAULT)
 
 
 # -- a search -----------------------------------------------------------------------------------------
@@ -92,54 +83,50 @@ class Search:
     config      | complete; its fields are the present setting
     space       | what is tried for some of them
     federations | by seed, without test samples
-    objectives  | by seed: graphs are traced once for all trials
+    objectives  | graphs are traced once for all trials
     """
 
-    config: Config
+    spec: RunSpec
     space: Space
     federations: dict[int, Federation]
-    objectives: dict[int, Objective] = field(default_factory=dict)
+    objectives: Objectives = field(default_factory=dict)
 
     @property
     def metric(self) -> str:
-        return "loss" if self.federations[self.config.seed].num_classes is None else "accuracy"
+        return "loss" if self.federations[self.spec.seed].num_classes is None else "accuracy"
 
     def propose(self, records: Sequence[Record]) -> tuple[dict[str, Any], Lags] | None:
         """The next trial; the first one is the present setting."""
         if not records:
-            return {name: self.config.set[name] for name in self.space}, lambda step, value: False
-        return propose(self.space, records, self.metric, self.config.seed, self.config.rounds // 3)
+            return {name: self.spec.set[name] for name in self.space}, lambda step, value: False
+        return propose(self.space, records, self.metric, self.spec.seed, self.spec.rounds // 3)
 
-    def begin(self, seed: int, fields: Mapping[str, Any]) -> tuple[Training, Config]:
-        algorithm = make_algorithm(self.config.algorithm, {**self.config.set, **fields})
-        own = {name: getattr(self.config, name) for name in ("l2", "batch_size", "batching")}
-        data, config = self.federations[seed], self.config.model_copy(update={"seed": seed})
-        training, config = start(algorithm, data, config.model, data, config, own)
-        training.context.objective = self.objectives.setdefault(seed, training.context.objective)
-        return training, config
+    def begin(self, seed: int, fields: Mapping[str, Any]) -> Loop:
+        """The training of a trial with one of the seeds."""
+        spec = self.spec.replace(seed=seed, set={**self.spec.set, **fields})
+        return Loop(assemble(spec, federation=self.federations[seed], objectives=self.objectives))
 
-    def judge(self, training: Training) -> float | None:
+    def judge(self, loop: Loop) -> float | None:
         """The score of the last round; None if it was not evaluated or is no number."""
-        last = training.history[-1] if training.history else {}
+        last = loop.history[-1] if loop.history else {}
         value = last.get(judge_of(last), {}).get("validation", {}).get(self.metric)
         return value if value is not None and math.isfinite(value) else None
 
 
-def make_search(config: Config, over: Sequence[str], seeds: int) -> Search:
+def make_search(spec: RunSpec, over: Sequence[str], seeds: int) -> Search:
     """Whatever is wrong with the settings is found here."""
-    if several(config):
-        raise ValueError(f"{config.algorithm} trains several models; tune the method of each one alone")
-    algorithm = settled_algorithm(config)
-    space = read_space(config.algorithm, algorithm, over)
-    if "eval_every" not in config.model_fields_set:  # often enough to see which trials lag behind
-        config = config.model_copy(update={"eval_every": max(1, config.rounds // 10)})
-    numbers = range(config.seed, config.seed + seeds)
-    made = {seed: make_federation(config.model_copy(update={"seed": seed})) for seed in numbers}
-    complete = made[config.seed][1].model_copy(update={"set": fields_of(algorithm)})
+    if wraps_others(spec):
+        raise ValueError(f"{spec.algorithm} trains several models; tune the method of each one alone")
+    algorithm = method_of(spec)
+    space = read_space(spec.algorithm, algorithm, over)
+    if "eval_every" not in spec.model_fields_set:  # often enough to see which trials lag behind
+        spec = spec.replace(eval_every=max(1, spec.rounds // 10))
+    numbers = range(spec.seed, spec.seed + seeds)
+    made = {seed: make_federation(spec.replace(seed=seed)) for seed in numbers}
+    complete = made[spec.seed][1].replace(set=fields_of(algorithm))
     search = Search(complete, space, {seed: without_test(federation) for seed, (federation, _) in made.items()})
-    training, complete = search.begin(config.seed, {})
-    training.close()
-    search.config = complete.model_copy(update={"batching": training.context.objective.batching})
+    with search.begin(spec.seed, {}) as loop:
+        search.spec = loop.spec
     return search
 
 
@@ -156,10 +143,8 @@ def without_test(federation: Federation) -> Federation:
 
 def open_folder(out: Path, search: Search) -> list[Record]:
     """Claim the folder, or find the trials that are there."""
-    from polytier.runs.folder import claim, write_text
-
     asked = {"over": search.space, "seeds": len(search.federations)}
-    settings = {**search.config.model_dump(exclude={"out", "workers", "tile"}), **asked}
+    settings = {**search.spec.model_dump(exclude={"out", "workers", "tile"}), **asked}
     if not (out / FILE).exists():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ValueError(f"{out} exists and is no search (it has no {FILE}); name another --out")
@@ -183,8 +168,6 @@ def open_folder(out: Path, search: Search) -> list[Record]:
 
 def run_trials(search: Search, records: list[Record], trials: int, out: Path, show: bool) -> bool:
     """Add to the records until there are so many, or no more to try; False if interrupted."""
-    from polytier.runs.folder import json_line, write_text
-
     watch = Watch(show, trials, search.metric)
     log.disabled = True  # what there is to say about the present setting has been said
     try:
@@ -198,7 +181,7 @@ def run_trials(search: Search, records: list[Record], trials: int, out: Path, sh
                 write_text(out / TRIALS, "".join(map(json_line, records)))
                 best = ranked(records, search.metric)[0]
                 if best["state"] == DONE:
-                    values = search.config.model_dump(exclude={"eval_every"})  # that is the search's own
+                    values = search.spec.model_dump(exclude={"eval_every"})  # that is the search's own
                     write_text(out / BEST, to_toml({**values, "set": {**values["set"], **best["fields"]}}))
                 watch.ended(record, best)
     finally:
@@ -210,15 +193,13 @@ def attempt(
     search: Search, fields: dict[str, Any], lags: Lags, tell: Callable[[float], None], stop: Callable[[], bool]
 ) -> Record:
     """Train with these fields; before each round `tell` is told the share that is done, and `stop` is asked."""
-    from polytier.method.call import Diverged
-
-    rounds, scores, reported = search.config.rounds, [], {}
+    rounds, scores, reported = search.spec.rounds, [], {}
     record: Record = {"fields": fields, "state": DONE, "reason": "", "score": None, "scores": scores, "rounds": 0}
     started = time.perf_counter()
 
-    def over(training: Training) -> bool:
-        record["rounds"] = step = len(scores) * rounds + training.round
-        value = search.judge(training)
+    def over(loop: Loop) -> bool:
+        record["rounds"] = step = len(scores) * rounds + loop.round
+        value = search.judge(loop)
         if value is not None:
             reported[step] = value
         tell(step / rounds / len(search.federations))
@@ -226,10 +207,10 @@ def attempt(
 
     try:
         for seed in search.federations:
-            with search.begin(seed, fields)[0] as training:
-                training.run(rounds, stop=partial(over, training))
-                value = search.judge(training)
-            if training.round < rounds:
+            with search.begin(seed, fields) as loop:
+                loop.run(rounds, stop=partial(over, loop))
+                value = search.judge(loop)
+            if loop.round < rounds:
                 record["state"] = PRUNED
                 break
             if value is None:

@@ -17,7 +17,7 @@ from polytier.method.call import Clock
 from polytier.method.context import Context
 from polytier.method.node import Children, LocalProblem
 from polytier.method.parameters import Step
-from polytier.runs.loop import Training
+from polytier.runs.loop import Loop
 from polytier.theory import cobo, mfa, permfl, sfedhp
 from polytier.theory.curvature import Curvature, curvature, is_quadratic, quadratic_matrices, quick_curvature
 from polytier.theory.rounds import Level, multiplier, round_map
@@ -58,13 +58,13 @@ class Report:
         return dataclasses.asdict(self)
 
 
-def check_training(training: Training, rounds: int, given: Mapping[str, float]) -> list[Report]:
+def check_training(loop: Loop, rounds: int, given: Mapping[str, float]) -> list[Report]:
     """A report for each model that is trained."""
-    return [check_context(context, training, rounds, given) for context in training.context.parts]
+    return [check_context(context, loop, rounds, given) for context in loop.context.parts]
 
 
-def check_context(context: Context, training: Training, rounds: int, given: Mapping[str, float]) -> Report:
-    subject = subject_of(context, training, rounds)
+def check_context(context: Context, loop: Loop, rounds: int, given: Mapping[str, float]) -> Report:
+    subject = subject_of(context, loop, rounds)
     mu, L = subject.curvature
     allowed = {mu: "strong convexity", L: "smoothness", **subject.given}
     for letter in given:
@@ -85,10 +85,10 @@ def context_name(context: Context) -> str:
     return type(context.algorithm).__name__
 
 
-def warnings(training: Training) -> list[str]:
+def warnings(loop: Loop) -> list[str]:
     """A line for each model that will or may diverge, from what can be known in a moment; PerMFL and pFedMT alone."""
     lines = []
-    for context in training.context.parts:
+    for context in loop.context.parts:
         if isinstance(context.algorithm, PerMFL):
             found = quick_curvature(context)
             mu, smoothness = (0.0, 0.0) if found is None else (found.mu, found.smoothness)
@@ -101,8 +101,8 @@ def warnings(training: Training) -> list[str]:
 # -- what each method is held against -----------------------------------------------------------------
 
 
-def subject_of(context: Context, training: Training, rounds: int) -> Subject:
-    method, above = context.algorithm, training.algorithm
+def subject_of(context: Context, loop: Loop, rounds: int) -> Subject:
+    method, above = context.algorithm, loop.algorithm
     if isinstance(method, PerMFL):
         return permfl_subject(context, method, rounds)
     if isinstance(method, SFedHP):

@@ -9,7 +9,7 @@ import numpy as np
 from polytier.algorithms import PerMFL
 from polytier.method.call import Diverged
 from polytier.method.context import Context
-from polytier.runs.loop import Callback, Training
+from polytier.runs.loop import Callback, Loop
 from polytier.runs.read import KINDS
 from polytier.theory.check import Report, quadratic_problem, settings
 from polytier.theory.curvature import is_quadratic
@@ -22,29 +22,29 @@ class Trail(Callback):
     def __init__(self) -> None:
         self.x: dict[str, list[np.ndarray]] = {}
 
-    def on_start(self, training: Training) -> None:
-        self.note(training)
+    def on_start(self, loop: Loop) -> None:
+        self.note(loop)
 
-    def on_round(self, training: Training, record: dict[str, Any]) -> None:
-        self.note(training)
+    def on_round(self, loop: Loop, record: dict[str, Any]) -> None:
+        self.note(loop)
 
-    def note(self, training: Training) -> None:
-        for part in training.context.parts:
-            x = part.algorithm.global_model(training.part_state(part.name))
+    def note(self, loop: Loop) -> None:
+        for part in loop.context.parts:
+            x = part.algorithm.global_model(loop.part_state(part.name))
             if x is not None:
                 self.x.setdefault(part.name, []).append(x[0].double().numpy().copy())
 
 
-def measure(training: Training, rounds: int, reports: list[Report]) -> None:
+def measure(loop: Loop, rounds: int, reports: list[Report]) -> None:
     """Run, and write into each report what came of it."""
     trail, stopped = Trail(), None
     try:
-        training.run(rounds, [trail])
+        loop.run(rounds, [trail])
     except Diverged as error:
         stopped = str(error)
-    for context, report in zip(training.context.parts, reports, strict=True):
+    for context, report in zip(loop.context.parts, reports, strict=True):
         x = np.array(trail.x.get(context.name, []))
-        found = {"rounds": training.round, "stopped": stopped, "loss": losses(training, context.name)}
+        found = {"rounds": loop.round, "stopped": stopped, "loss": losses(loop, context.name)}
         report.measured = found | (rates(context, report, x) if len(x) > 2 else {"what": None})
 
 
@@ -90,10 +90,10 @@ def mean_factor(values: np.ndarray) -> float | None:
     return float((values[-1] / values[0]) ** (1 / (len(values) - 1))) if values[0] > 0 else None
 
 
-def losses(training: Training, name: str) -> dict[str, list[float]]:
+def losses(loop: Loop, name: str) -> dict[str, list[float]]:
     """By kind of model: training loss at the first and the last of several evaluations."""
     seen: dict[str, list[float]] = {}
-    for record in training.history:
+    for record in loop.history:
         figures = record["models"][name] if name and "models" in record else record
         for kind in KINDS:
             if "train" in figures.get(kind, {}):

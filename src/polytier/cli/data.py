@@ -1,0 +1,50 @@
+"""The commands about data sets: `data get` and `data pack`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from polytier._errors import unknown
+from polytier._terminal import say
+from polytier.cli.options import takes_settings
+from polytier.runs.spec import of_scope, read_spec
+
+PACKED = (*of_scope("data"), "teams", "team_formation", "seed")
+
+
+def get(
+    name: Annotated[str, typer.Argument(help="A data set; see `polytier list data`.")],
+    data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Where to put it.", show_default=False)] = None,
+) -> None:
+    """Fetch a public data set, check its digest and put it where `polytier run` finds it."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    from polytier.data.download import get as fetch
+    from polytier.data.sources import SOURCES
+
+    if name not in SOURCES:
+        raise unknown("data set", name, list(SOURCES))
+    console = Console(stderr=True)
+    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None, visible=False)
+        folder = fetch(name, data_dir, lambda done, total: bar.update(task, completed=done, total=total, visible=True))
+    say(f"{name} is in {folder}")
+
+
+@takes_settings(PACKED)
+def pack(
+    *,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder; `run --data FOLDER` uses it.")],
+    given: dict[str, Any],
+) -> None:
+    """Write the devices' data to a folder that runs map instead of reading it: for large populations."""
+    from polytier.runs.assemble import make_federation
+
+    federation, _ = make_federation(read_spec(None, given))
+    federation.save(folder)
+    say(f"{len(federation):,} devices with {len(federation.x):,} samples are in {folder}")

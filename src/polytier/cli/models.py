@@ -1,0 +1,78 @@
+"""The commands that use a trained model: `predict` and `export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polytier._terminal import say
+from polytier.cli.run import Folder
+from polytier.runs.read import read_config
+
+if TYPE_CHECKING:
+    from polytier.runs.run import Run
+
+Device = Annotated[str | None, typer.Option("--device", metavar="ID", help="A device: its personal model.")]
+Team = Annotated[str | None, typer.Option("--team", metavar="ID", help="A team: its model.")]
+Everywhere = Annotated[bool, typer.Option("--global", help="The model of the whole population.")]
+
+
+Of = Annotated[str | None, typer.Option("--of", metavar="NAME", help="Which of several models.")]
+
+
+def load_model(
+    folder: Path, device: str | None, team: str | None, everywhere: bool, of: str | None
+) -> tuple[Run, Any, str]:
+    """The run, the row of the model that is meant, and whose it is."""
+    if (device is not None) + (team is not None) + everywhere != 1:
+        raise ValueError("say whose model: one of --device ID, --team ID and --global")
+    read_config(folder)  # says so quickly if this is no run folder
+    from polytier.runs.run import Run
+
+    run = Run.load(folder)
+    if (of is None) != (not run.models) or (of is not None and of not in run.models):
+        there = f"this run has {', '.join(run.models)}: say which --of them" if run.models else "this run has one model"
+        raise ValueError(f"{there}; got {'no --of' if of is None else f'--of {of}'}")
+    run = run if of is None else run.models[of]
+    owner = f"device {device}" if device is not None else f"team {team}" if team is not None else "the whole population"
+    return run, run.row(device=device, team=team), owner
+
+
+def predict(
+    folder: Folder,
+    data: Annotated[
+        Path, typer.Option("--data", metavar="FILE.npz", help="x: a row a sample, as in the training data.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.npz", help="Gets y, the class, and scores, the outputs.")],
+    device: Device = None,
+    team: Team = None,
+    everywhere: Everywhere = False,
+    of: Of = None,
+) -> None:
+    """Predict with the model of a device, of a team, or of the whole population."""
+    run, row, owner = load_model(folder, device, team, everywhere, of)
+    from polytier.runs import export as files
+
+    number = files.predict(run, row, data, out)
+    say(f"{number} predictions of the model of {owner} are in {out}")
+
+
+def export(
+    folder: Folder,
+    out: Annotated[
+        Path,
+        typer.Option("-o", "--out", metavar="FILE", help="model.safetensors: parameters; model.pt2: a program."),
+    ],
+    device: Device = None,
+    team: Team = None,
+    everywhere: Everywhere = False,
+    of: Of = None,
+) -> None:
+    """Write one model to a file of its own."""
+    run, row, owner = load_model(folder, device, team, everywhere, of)
+    from polytier.runs import export as files
+
+    files.export(run, row, out, owner)
+    say(f"the model of {owner} is in {out}")

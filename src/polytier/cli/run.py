@@ -1,0 +1,121 @@
+"""The commands that train: `run` and `resume`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polytier._terminal import Interrupt, log, say, set_up_logging, wide_console
+from polytier._text import duration, size
+from polytier.cli.options import takes_settings
+from polytier.report.tables import print_summary
+from polytier.runs.read import read_config, read_summary
+from polytier.runs.spec import of_scope, read_spec
+
+if TYPE_CHECKING:
+    from polytier.runs.loop import Loop
+
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the run folder's name.")]
+Json = Annotated[bool, typer.Option("--json", help="Print summary.json and nothing else.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show what happens inside.")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
+MayChange = ("rounds", *(name for name in of_scope("compute") if name not in ("out", "batching", "on")))
+
+
+@takes_settings()
+def run(
+    *,
+    what: Annotated[
+        str | None,
+        typer.Argument(metavar="ALGORITHM | FILE.toml", help="A method (default permfl) or a file."),
+    ] = None,
+    given: dict[str, Any],
+    fields: list[str],
+    quiet: Quiet = False,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Train. Alone, `polytier run` is PerMFL on digits; config.toml of any run folder repeats that run."""
+    set_up_logging(quiet, verbose)
+    spec = read_spec(what, given, fields)
+    from polytier.runs.folder import check_free, next_free
+    from polytier.runs.launch import folder_stem
+    from polytier.runs.loop import Loop
+    from polytier.theory.check import warnings
+
+    if spec.out is not None:
+        check_free(Path(spec.out))
+    with Loop.of(spec) as loop:
+        for text in warnings(loop):
+            log.warning("%s", text)
+        folder = Path(spec.out) if spec.out is not None else next_free(Path("runs"), folder_stem(spec))
+        follow(loop, folder, quiet, as_json)
+
+
+@takes_settings(MayChange, defaults=dict.fromkeys(MayChange, "as before"))
+def resume(
+    *,
+    folder: Folder,
+    given: dict[str, Any],
+    quiet: Quiet = False,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Go on with a run that was cut short, or take a finished one further; to the same bits."""
+    set_up_logging(quiet, verbose)
+    wanted = given.get("rounds") or read_config(folder).get("rounds", 0)
+    done = (read_summary(folder) or {}).get("rounds", 0)
+    if done >= wanted:
+        say(f"{folder} is finished: {done} rounds; to go further: polytier resume {folder} --rounds {done + 100}")
+        print_result(folder, quiet, as_json)
+        return
+    from polytier.runs.launch import resumed_loop, spec_of_folder
+
+    with resumed_loop(spec_of_folder(folder, **given), folder) as loop:
+        follow(loop, folder, quiet, as_json, resumed=True)
+
+
+def follow(loop: Loop, folder: Path, quiet: bool, as_json: bool, resumed: bool = False) -> None:
+    """Train with everything that a person may want to see."""
+    from polytier.report.heatmap import draw_beside
+    from polytier.runs.callbacks import Progress
+    from polytier.runs.launch import run_in_folder
+
+    if not quiet:
+        announce(loop)
+    with Interrupt() as interrupt:
+        run_in_folder(loop, folder, [] if quiet else [Progress()], interrupt, resumed)
+    draw_beside(folder)
+    print_result(folder, quiet, as_json)
+
+
+def announce(loop: Loop) -> None:
+    """One line before the start."""
+    from polytier.runs.estimate import check_memory, memory_bytes, seconds_a_round
+
+    check_memory(loop)
+    topology, name = loop.context.topology, type(loop.algorithm).__name__
+    teams = "".join(f" in {topology.size(t)} teams" for t in range(topology.leaf - 1, 0, -1))
+    who = f"{name}: {topology.size(topology.leaf)} devices{teams}"
+    memory = f"about {size(memory_bytes(loop))} of data and models"
+    sizes = Counter(f"{part.objective.dimension:,}" for part in loop.context.parts)
+    models = " and ".join(f"{count} x {each}" if count > 1 else each for each, count in sizes.items())
+    workers: int = loop.context.engine.workers  # type: ignore[attr-defined]
+    seconds, left = seconds_a_round(loop, workers), loop.spec.rounds - loop.round
+    took = "" if seconds is None else f", {duration(seconds)} per round, {duration(seconds * left)} in all"
+    say(f"{who}; {models} parameters, {memory}{took}")
+
+
+def print_result(folder: Path, quiet: bool, as_json: bool) -> None:
+    """The table of a finished run, its summary as JSON, or its folder's name."""
+    summary = read_summary(folder)
+    if as_json:
+        print(json.dumps(summary, indent=2))
+    elif quiet:
+        print(folder)
+    elif summary is not None:
+        print_summary(wide_console(), read_config(folder), summary, folder)

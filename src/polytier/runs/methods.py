@@ -1,0 +1,97 @@
+"""Methods by name: from `permfl` and some fields to a PerMFL(...), and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from polytier._errors import unknown
+from polytier.algorithms import ALGORITHMS
+from polytier.algorithms.multimodel import MultiModel
+from polytier.method.algorithm import Algorithm
+from polytier.models.zoo import importable
+from polytier.runs.defaults import settings as default_fields
+from polytier.runs.spec import RunSpec, plain
+
+log = logging.getLogger("polytier")
+
+
+def method_class(name: str) -> type[Algorithm]:
+    """The class of a method: one of `ALGORITHMS` by its name, or your own by package.module:Class."""
+    kind = own_class(name) if ":" in name else ALGORITHMS.get(name)
+    if kind is None:
+        raise unknown("algorithm", name, list(ALGORITHMS))
+    return kind
+
+
+def own_class(name: str) -> type[Algorithm]:
+    """The class at package.module:Class."""
+    module, _, attribute = name.partition(":")
+    try:
+        importable(module)  # the current folder counts too
+        kind = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"algorithm {name} does not load ({error}); give package.module:Class") from None
+    if not isinstance(kind, type) or not issubclass(kind, Algorithm):
+        raise ValueError(f"algorithm {name} is no polytier.Algorithm; derive your class from it")
+    return kind
+
+
+def method_name(algorithm: Algorithm) -> str:
+    """The name by which `method_class` finds the class of a method."""
+    kind = type(algorithm)
+    own = f"{kind.__module__}:{kind.__qualname__}"
+    return next((name for name, known in ALGORITHMS.items() if known is kind), own)
+
+
+def field_names(kind: type[Algorithm]) -> list[str]:
+    """The fields that a user may set; the methods that a wrapper holds are none."""
+    return [field.name for field in dataclasses.fields(kind) if field.name != "models"]
+
+
+def make_method(name: str, fields: Mapping[str, Any], models: Mapping[str, Algorithm] | None = None) -> Algorithm:
+    """The method with these fields; `models` are the methods that it wraps."""
+    kind = method_class(name)
+    for field in fields:
+        if field not in field_names(kind):
+            raise unknown(f"field of {name}", field, field_names(kind))
+    return kind(**fields) if models is None else kind(models=models, **fields)  # type: ignore[call-arg]
+
+
+def method_of(spec: RunSpec) -> Algorithm:
+    """The method of a specification. Fields that it does not set are those of the table of defaults (defaults.py)."""
+    own = {field.name: field.default for field in dataclasses.fields(method_class(spec.algorithm))}
+    table = default_fields(spec.algorithm, spec.data, spec.model)
+    found = {name: pair for name, pair in table.items() if name not in spec.set and pair[0] != own[name]}
+    for source in dict.fromkeys(source for _, source in found.values()):
+        values = ", ".join(f"{name} = {value}" for name, (value, where) in found.items() if where == source)
+        log.info("%s on %s with %s: %s (%s)", spec.algorithm, spec.data, spec.model, values, source)
+    return make_method(spec.algorithm, {name: value for name, (value, _) in found.items()} | spec.set)
+
+
+def fields_of(algorithm: Algorithm) -> dict[str, Any]:
+    """The hyper-parameters of a method, as TOML has them; none of an object that only acts like a method."""
+    if not isinstance(algorithm, Algorithm):
+        return {}
+    values = {name: getattr(algorithm, name) for name in field_names(type(algorithm))}
+    return plain({name: value for name, value in values.items() if value is not None})
+
+
+def wraps_others(spec: RunSpec) -> bool:
+    """Whether the method trains several models, each by a method of its own."""
+    wraps = issubclass(method_class(spec.algorithm), MultiModel)
+    if spec.models is not None and not wraps:
+        raise ValueError(f"{spec.algorithm} trains one model; several are trained by mfa-rr or mfa-rand")
+    return wraps
+
+
+def check_tiers(algorithm: Algorithm, tiers: Sequence[str]) -> None:
+    """Fields that are given by tier name tiers that exist."""
+    for field in dataclasses.fields(algorithm) if isinstance(algorithm, Algorithm) else ():
+        value = getattr(algorithm, field.name)
+        for tier in value if isinstance(value, Mapping) else ():
+            if tier not in tiers:
+                raise unknown(f"tier for {field.name}", tier, tiers)

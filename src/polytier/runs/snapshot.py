@@ -1,0 +1,109 @@
+"""What a run needs to go on. This is the only module that knows the names of tensors and facts in a checkpoint.
+
+tensors | state, state:FIELD                   | what the server keeps
+        | memory:..., bytes:..., ever:..., ... | rows that nodes keep, and the ledger; of several models after `MODEL>`
+        | collaboration:ROUND:...              | who listened to whom
+facts   | round, seconds, history, device_steps, traffic (of several models in `models`), collaboration, epochs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from polytier.messages.ledger import Ledger
+from polytier.method.context import Context
+from polytier.stack.rows import Rows, pack, unpack
+from polytier.tree.collaboration import Collaboration
+
+if TYPE_CHECKING:
+    from polytier.runs.loop import Loop
+    from polytier.runs.run import Run
+
+Tensors = dict[str, Tensor]
+Facts = dict[str, Any]
+
+
+def take(loop: Loop) -> tuple[Tensors, Facts]:
+    """All that a run needs to go on; rows that are in files stay there."""
+    tensors = pack("state", loop.state)
+    for part in loop.context.parts:
+        rows = {} if loop.stores else part.memory.state()
+        tensors |= under(part.name, {f"memory:{k}": v for k, v in rows.items()} | part.ledger.state())
+    for number, learned in loop.collaboration.items():
+        arrays = {"base": learned.base, "pairs": learned.pairs, "weights": learned.weights}
+        tensors |= {f"collaboration:{number}:{k}": torch.from_numpy(v) for k, v in arrays.items()}
+    facts = {
+        "round": loop.round,
+        "seconds": loop.seconds,
+        "history": loop.history,
+        "collaboration": list(loop.collaboration),
+        "epochs": [store.advance() for store in loop.stores],
+        **counted(loop.context),
+    }
+    return tensors, facts
+
+
+def of_run(run: Run) -> tuple[Tensors, Facts]:
+    """What is left of a run that has ended: enough to load it, not to go on."""
+    tensors = pack("state", run.state)
+    for part in run.context.parts:
+        tensors |= under(part.name, part.ledger.state())
+    return tensors, {"round": run.rounds, "seconds": run.seconds, **counted(run.context)}
+
+
+def put_back(loop: Loop, tensors: Tensors, facts: Facts) -> None:
+    """Bring state, memory and ledger of a run back to a snapshot."""
+    loop.state, loop.round = unpack("state", tensors), facts["round"]
+    if len(loop.stores) != len(epochs := facts.get("epochs", [])):
+        raise ValueError(
+            "the rows of this checkpoint are in files of their own; call keep_in(FOLDER) first (engine stacked)"
+        )
+    for store, epoch in zip(loop.stores, epochs, strict=True):
+        store.undo(epoch)
+    for part in loop.context.parts:
+        own, its = of_model(tensors, part.name), facts_of(facts, part.name)
+        part.memory.load({k.removeprefix("memory:"): v for k, v in own.items() if k.startswith("memory:")})
+        part.ledger.load(own, its["traffic"])
+        part.device_steps = its["device_steps"]
+    ids = loop.context.topology.names[1]
+    for number in facts.get("collaboration", ()):
+        arrays = (tensors[f"collaboration:{number}:{k}"].numpy() for k in ("base", "pairs", "weights"))
+        loop.collaboration[number] = Collaboration(ids, *arrays)
+
+
+# -- of one model -------------------------------------------------------------------------------------
+
+
+def state_of(tensors: Mapping[str, Tensor], name: str) -> Rows:
+    """What the server kept of a model."""
+    return unpack(f"state:{name}" if name else "state", tensors)
+
+
+def load_ledger(ledger: Ledger, tensors: Tensors, facts: Facts, name: str, rounds: list[dict[str, Any]]) -> None:
+    """Fill the ledger of a model; `rounds` are its bytes per round, for facts that do not hold them."""
+    ledger.load(of_model(tensors, name), facts_of(facts, name).get("traffic") or rounds)
+
+
+def facts_of(facts: Facts, name: str) -> Facts:
+    """The facts about one model."""
+    return {**facts, **facts["models"][name]} if name else facts
+
+
+def of_model(tensors: Mapping[str, Tensor], name: str) -> Tensors:
+    """The tensors of a model, under the names that they have where there is one model."""
+    prefix = f"{name}>" if name else ""
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def under(name: str, tensors: Tensors) -> Tensors:
+    return {f"{name}>{k}": v for k, v in tensors.items()} if name else tensors
+
+
+def counted(context: Context) -> Facts:
+    """Device steps and bytes per round, of each model."""
+    of_each = {p.name: {"device_steps": p.device_steps, "traffic": p.ledger.rounds} for p in context.parts}
+    return of_each.get("") or {"device_steps": context.all_steps, "models": of_each}

@@ -1,0 +1,366 @@
+"""The settings of a run, each declared once; needs no torch.
+
+From the declaration of a setting follow its flag on the command line, its key in a TOML file, the JSON schema for
+editors (`polytier schema`), its row in docs/settings.md, what reports group runs by, and what a resumed run may change.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from polytier._errors import unknown
+
+PYTHON = "python"  # in the place of a name: this part was given in Python
+SCOPES = {  # of a setting: what it decides, and the title of its flags
+    "data": "Data: what each device holds",
+    "tree": "Tree: teams, and who takes part",
+    "model": "Model",
+    "method": "Method",
+    "training": "Training",
+    "compute": "Computing: changes no result but for rounding",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is declared about one setting, besides its type.
+
+    Args:
+        name: The key in a TOML file; the flag is `--name`, with dashes.
+        type: The type of its values.
+        default: Its default.
+        help: One line about it.
+        scope: One of `SCOPES`.
+        shown: The default in words, where the value itself does not tell.
+        per_model: Whether each of several models (`[models.NAME]`) may have its own.
+    """
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+    scope: str
+    shown: str = ""
+    per_model: bool = False
+
+    @property
+    def flag(self) -> str:
+        """The option of the command line."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def kinds(self) -> set[Any]:
+        """The types that a value may have, without None."""
+        union = typing.get_origin(self.type) in (typing.Union, types.UnionType)
+        parts = typing.get_args(self.type) if union else (self.type,)
+        return {typing.get_origin(part) or part for part in parts} - {type(None)}
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values that are allowed, if they can be listed."""
+        return typing.get_args(self.type) if typing.get_origin(self.type) is Literal else ()
+
+    @property
+    def default_text(self) -> str:
+        """The default for people; empty if there is none."""
+        if self.shown:
+            return self.shown
+        return "" if self.default in (None, {}) else str(self.default)
+
+
+def setting(default: Any, help: str, scope: str, *, shown: str = "", per_model: bool = False, **limits: Any) -> Any:
+    """Declare a setting of `RunSpec`; `limits` are those of `pydantic.Field` (ge, lt, ...)."""
+    about = {"scope": scope, "shown": shown, "per_model": per_model}
+    return Field(default, description=help, json_schema_extra=about, **limits)
+
+
+class RunSpec(BaseModel):
+    """Every setting of a run. None means not given: `assemble` decides, and writes what it decided into its own copy.
+
+    Examples:
+        >>> spec = RunSpec(algorithm="fedavg", rounds=10)
+        >>> spec.replace(seed=1).seed
+        1
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    algorithm: str = setting("permfl", "the method; see `polytier list algorithms`", "method", per_model=True)
+    data: str = setting(
+        "digits", "a data set by name, your own FILE.npz, or a folder (`data pack`)", "data", per_model=True
+    )
+    data_dir: str | None = setting(
+        None, "where the files of the data set are: DIR, DIR/NAME and DIR/raw are searched", "data", per_model=True
+    )
+    model: str = setting("mclr", "a model by name, or your own package.module:factory", "model", per_model=True)
+    devices: int | None = setting(None, "number of devices", "data", shown="40", ge=1)
+    teams: str | None = setting(None, "number of teams; 2x4 is two tiers of teams, 0 none", "tree", shown="4")
+    partition: str | None = setting(
+        None, "who holds which samples; see `polytier list partitions`", "data", shown="labels:2", per_model=True
+    )
+    per_class: str | None = setting(
+        None, "TRAIN:TEST samples of each class that a device holds", "data", per_model=True
+    )
+    team_formation: str = setting("random", "which devices form a team; see `polytier list teams`", "tree")
+    split: str = setting("3:0:1", "shares of training, validation and test samples per device", "data", per_model=True)
+    standardize: bool = setting(
+        False, "scale inputs to mean 0 and standard deviation 1", "data", shown="no", per_model=True
+    )
+    team_participation: float | str = setting(
+        1.0, "teams that take part: a fraction, count:N, table:FILE or schedule:FILE", "tree"
+    )
+    device_participation: float | str = setting(
+        1.0, "devices that take part: a fraction, count:N, table:FILE or schedule:FILE", "tree"
+    )
+    absent: Literal["skip", "stale"] = setting(
+        "skip", "nodes that do not take part: skip them, or use their last (stale) answer", "tree"
+    )
+    rounds: int = setting(100, "rounds of the server", "training", ge=1)
+    batch_size: int | str = setting(32, "samples per mini-batch, or grow:A/(B+t)", "training", per_model=True)
+    seed: int = setting(0, "every random draw follows from it", "training", ge=0, lt=1 << 63)
+    eval_every: int = setting(1, "rounds from one evaluation to the next", "training", ge=1)
+    codec: str | None = setting(
+        None,
+        "how models are encoded for sending: float32, float16, float64, sparse, sparse16, sparse64 or paper",
+        "training",
+        shown="the dtype",
+    )
+    l2: float = setting(0.0, "adds l2/2 |theta|^2 to the objective of every device", "training", per_model=True, ge=0)
+    dtype: Literal["float32", "float64"] = setting("float32", "float32 or float64", "model")
+    set: dict[str, Any] = setting({}, "fields of the method", "method", per_model=True)
+    models: int | dict[str, dict[str, Any]] | None = setting(
+        None,
+        "several models on one pool of devices: how many alike, or a table [models.NAME] for each",
+        "method",
+        shown="2, for mfa-rr and mfa-rand",
+    )
+    engine: str = setting(
+        "stacked", "what runs the nodes: stacked, ray, or ray:auto and ray:HOST:PORT for a cluster", "compute"
+    )
+    workers: int | None = setting(
+        None, "worker processes; changes no bit of the result", "compute", shown="1, or 1 per core in a long run", ge=1
+    )
+    tile: int | None = setting(None, "devices computed at once; changes no bit of the result", "compute", ge=1)
+    on: str = setting("cpu", "cpu, cuda or mps", "compute")
+    batching: str | None = setting(
+        None,
+        "how stacks of models are computed: stacked, single or eager",
+        "compute",
+        shown="found by a check at the start",
+        per_model=True,
+    )
+    out: str | None = setting(None, "the run folder", "compute", shown="runs/ALGORITHM-DATA-SEED-N")
+
+    @field_validator("teams", mode="before")
+    @classmethod
+    def _teams(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @field_validator("batch_size", mode="before")
+    @classmethod
+    def _batch_size(cls, value: Any) -> Any:
+        return int(value) if isinstance(value, str) and value.isdigit() else value
+
+    @field_validator("team_participation", "device_participation", mode="after")
+    @classmethod
+    def _participation(cls, value: float | str) -> float | str:
+        try:
+            return float(value)
+        except ValueError:
+            return value
+
+    def replace(self, **changes: Any) -> RunSpec:
+        """A copy with other values."""
+        return self.model_copy(update=changes)
+
+    def values(self) -> dict[str, Any]:
+        """What belongs into config.toml: all settings that have a value, without the folder's own name.
+
+        Where the data were given in Python, settings about them have no meaning and are left out.
+        """
+        unused = {*of_scope("data"), "teams", "team_formation"} - {"data"} if self.data == PYTHON else set()
+        return self.model_dump(exclude={"out", *unused}, exclude_none=True)
+
+
+def settings(kind: type[BaseModel] = RunSpec) -> dict[str, Setting]:
+    """Every setting by name, as it is declared."""
+    found = {}
+    for name, field in kind.model_fields.items():
+        about: Any = field.json_schema_extra
+        found[name] = Setting(name, field.annotation, field.default, field.description or "", **about)
+    return found
+
+
+def of_scope(*scopes: str) -> list[str]:
+    """The names of the settings of these scopes."""
+    return [each.name for each in settings().values() if each.scope in scopes]
+
+
+def per_model() -> list[str]:
+    """The names of the settings that each of several models may have of its own."""
+    return [each.name for each in settings().values() if each.per_model]
+
+
+def json_schema(kind: type[BaseModel] = RunSpec) -> dict[str, Any]:
+    """The JSON schema of a TOML file, for editors."""
+    schema = kind.model_json_schema()
+    own = {name: about for name, about in schema["properties"].items() if about.get("per_model")}
+    table = {"type": "object", "properties": own, "additionalProperties": False}
+    for option in schema["properties"].get("models", {}).get("anyOf", ()):
+        if option.get("type") == "object":
+            option["additionalProperties"] = table
+    for about in schema["properties"].values():
+        for key in ("per_model", "shown", "title"):
+            about.pop(key, None)
+    schema["description"] = "The settings of a run of Polytier."
+    schema["properties"]["versions"] = {"type": "object", "description": "written by a run; not a setting"}
+    return schema
+
+
+# -- reading ------------------------------------------------------------------------------------------
+
+
+def check_spec(values: Mapping[str, Any]) -> RunSpec:
+    """The values as a specification.
+
+    Raises:
+        ValueError: A value is not allowed; the message says what is.
+    """
+    try:
+        return RunSpec(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        if first["type"] == "extra_forbidden":
+            raise unknown("setting", name, list(RunSpec.model_fields)) from None
+        wanted = first["msg"].removeprefix("Input ")
+        raise ValueError(f"{name} = {first['input']!r}: it {wanted[0].lower()}{wanted[1:]}") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The settings in a file, without the versions that a run folder records."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; to repeat a run give {path / 'config.toml'}")
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as a TOML file: {error}") from None
+    values.pop("versions", None)
+    check_named(values, path, "repeat it there")
+    return values
+
+
+def check_named(values: Mapping[str, Any], where: Path, advice: str) -> None:
+    """Refuse settings that stand for objects of a Python program."""
+    if PYTHON in (values.get("data"), values.get("model")):
+        raise ValueError(f"{where} belongs to a run made in Python, with data or a model of its own; {advice}")
+
+
+def read_spec(what: str | None, flags: Mapping[str, Any], fields: Sequence[str] = ()) -> RunSpec:
+    """The specification from ALGORITHM or FILE.toml, the flags (they win) and `FIELD=VALUE` texts."""
+    values: dict[str, Any] = {}
+    if what is not None and is_file(what):
+        values = read_toml(Path(what))
+    elif what is not None:
+        values["algorithm"] = what
+    values |= flags
+    if fields:
+        values["set"] = merge_fields(values.get("set", {}), fields)
+    return check_spec(values)
+
+
+def is_file(what: str) -> bool:
+    """Whether FILE.toml (or, by mistake, a run folder) is meant and not a method."""
+    return what.endswith(".toml") or (Path(what) / "config.toml").exists() or os.sep in what
+
+
+def merge_fields(known: Any, texts: Sequence[str]) -> dict[str, Any]:
+    """The fields of a file, with `FIELD=VALUE` and `FIELD.TIER=VALUE` texts in the place of what they name."""
+    merged, seen = dict(known) if isinstance(known, Mapping) else {}, {}
+    for text in texts:
+        field, equals, value = (part.strip() for part in text.partition("="))
+        name, dot, tier = field.partition(".")
+        if not equals or not name or not value or (dot and not tier):
+            raise ValueError(f"--set {text!r}: write FIELD=VALUE, for example --set device_lr=0.05")
+        if seen.setdefault(name, dot) != dot:
+            raise ValueError(f"--set {name} is given both for all tiers and by tier; choose one")
+        if dot:
+            before = merged.get(name)
+            merged[name] = {**(before if isinstance(before, Mapping) else {}), tier: read_value(value)}
+        else:
+            merged[name] = read_value(value)
+    return merged
+
+
+def read_value(text: str) -> Any:
+    """A number, true or false, a list of these (one value per node), or the text itself."""
+    if "," in text:
+        return [read_value(part.strip()) for part in text.split(",") if part.strip()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def read_teams(text: str | None) -> int | tuple[int, ...] | None:
+    """4, (2, 4) for "2x4", 0 for "none"."""
+    if text is None or text == "none":
+        return None if text is None else 0
+    try:
+        sizes = tuple(int(part) for part in text.split("x"))
+    except ValueError:
+        raise ValueError(f"teams {text!r} are not understood; give 4, or 2x4 for two tiers of teams") from None
+    if min(sizes) < 0:
+        raise ValueError(f"teams {text!r}: there cannot be fewer than 0")
+    return sizes[0] if len(sizes) == 1 else sizes
+
+
+def read_numbers(name: str, text: str, kind: type, count: int, example: str) -> tuple:
+    """Numbers written with colons between them."""
+    try:
+        numbers = tuple(kind(part) for part in text.split(":"))
+    except ValueError:
+        numbers = ()
+    if len(numbers) != count:
+        raise ValueError(f"{name} {text!r} is not understood; write {count} numbers such as {example}")
+    return numbers
+
+
+# -- writing ------------------------------------------------------------------------------------------
+
+
+def plain(value: Any) -> Any:
+    """Lists instead of tuples, as TOML has them."""
+    if isinstance(value, Mapping):
+        return {k: plain(v) for k, v in value.items()}
+    return [plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def versions() -> dict[str, str]:
+    """What a run was made with."""
+    import platform
+    from importlib.metadata import version
+
+    from polytier import __version__
+
+    others = {name: version(name) for name in ("torch", "numpy")}
+    return {"polytier": __version__, **others, "python": platform.python_version()}
+
+
+def to_toml(values: Mapping[str, Any]) -> str:
+    """Text for config.toml: the settings that have a value, and the versions they were run with."""
+    import tomli_w
+
+    kept = {k: v for k, v in values.items() if v is not None and k != "out"}
+    return tomli_w.dumps({**kept, "versions": versions()})
