@@ -43,7 +43,7 @@ def pack(
     given: dict[str, Any],
 ) -> None:
     """Write the devices' data to a folder that runs map instead of reading it: for large populations."""
-    from polytier.runs.assemble import make_federation
+    from polytier.runs.make_data import make_federation
 
     federation, _ = make_federation(read_spec(None, given))
     federation.save(folder)

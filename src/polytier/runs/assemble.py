@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from polytier._errors import unknown
-from polytier._text import spec as parse
 from polytier.data.batches import Batches, check_batch_size
-from polytier.data.build import build_federation, is_npz, load
 from polytier.data.federation import Federation
-from polytier.data.pack import is_stored
-from polytier.data.sources import MADE, default_dir
 from polytier.engines.machine import settle
 from polytier.engines.stacked import Stacked
 from polytier.messages.codec import CODECS, Codec
@@ -36,27 +32,19 @@ from polytier.method.node import Children
 from polytier.models.losses import Loss, default_loss
 from polytier.models.metrics import correct
 from polytier.models.zoo import checked, make_model
+from polytier.runs.make_data import make_data, make_topology
 from polytier.runs.methods import (
     check_tiers,
-    field_names,
-    fields_of,
     make_method,
-    method_class,
-    method_name,
     method_of,
-    wraps_others,
 )
-from polytier.runs.spec import PYTHON, RunSpec, check_spec, per_model, read_numbers, read_teams, settings
+from polytier.runs.model_specs import RULES, OneOrEach, completed, given_specs, model_specs, one_each, own_fields
+from polytier.runs.spec import RunSpec, read_teams
 from polytier.stack.objective import BATCHINGS, Objective, choose_batching
 from polytier.tree.participation import Participation
-from polytier.tree.topology import Topology, nested
+from polytier.tree.topology import Topology
 
 log = logging.getLogger("polytier")
-
-T = TypeVar("T")
-OneOrEach = T | Mapping[str, T]  # one for all models, or one for each of several by name
-READY_MADE = ("topology", "loss", "metrics", "inner_tile", "objectives")  # arguments of `assemble` that are no settings
-RULES = ("team_participation", "device_participation")
 
 
 @dataclass(frozen=True)
@@ -190,110 +178,6 @@ def server_of(context: Context, round_: int = 0) -> Children:
     return Children(context, 0, torch.zeros(1, dtype=torch.int64), Clock(round_))
 
 
-# -- settings -----------------------------------------------------------------------------------------
-
-
-def model_specs(spec: RunSpec) -> dict[str, RunSpec]:
-    """The specification of each model by name; of the only one, under ""."""
-    if not wraps_others(spec):
-        return {"": spec}
-    shared = spec.model_dump(exclude={"algorithm", "set", "models"})
-    tables = model_tables(spec)
-    return {name: check_spec({"algorithm": "fedavg", **shared, **own}) for name, own in tables.items()}
-
-
-def model_tables(spec: RunSpec) -> dict[str, dict[str, Any]]:
-    """The settings that each of several models has of its own."""
-    if isinstance(spec.models, dict):
-        for name, own in spec.models.items():
-            for key in own:
-                if key not in per_model():
-                    raise unknown(f"setting of the model {name}", key, per_model())
-        return spec.models
-    number = 2 if spec.models is None else spec.models
-    if number < 1:
-        raise ValueError(f"models = {number}; at least one model is trained")
-    outer = own_fields(spec)
-    inner = {key: value for key, value in spec.set.items() if key not in outer}
-    return {f"model{k}": {"set": inner} for k in range(1, number + 1)}
-
-
-def own_fields(spec: RunSpec) -> dict[str, Any]:
-    """The fields of a wrapper itself. Where its models are alike, other fields belong to their method."""
-    if isinstance(spec.models, dict):
-        return spec.set
-    known = field_names(method_class(spec.algorithm))
-    return {key: value for key, value in spec.set.items() if key in known}
-
-
-def given_specs(spec: RunSpec, algorithm: Algorithm) -> dict[str, RunSpec]:
-    """The same for a method that is given: its own fields count."""
-    tables = spec.models if isinstance(spec.models, dict) else {}
-    return {name: spec.replace(models=None, **tables.get(name, {})) for name in algorithm.parts() or {"": algorithm}}
-
-
-def one_each(key: str, value: Any, methods: Mapping[str, Any]) -> dict[str, Any]:
-    """A value for each model, from one for all of them or one by name."""
-    if not isinstance(value, Mapping):
-        return dict.fromkeys(methods, value)
-    if set(value) != set(methods) or "" in methods:
-        wanted = f"the models are {', '.join(methods)}" if "" not in methods else "there is one model"
-        raise ValueError(f"{key} is given for {', '.join(map(str, value)) or 'no model'}; {wanted}")
-    return dict(value)
-
-
-def completed(
-    spec: RunSpec, specs: Mapping[str, RunSpec], algorithm: Algorithm, context: Context, codec: Codec
-) -> RunSpec:
-    """The specification with everything that was decided, so that it repeats the run to the bit."""
-    found = {
-        name: specs[name].replace(
-            algorithm=method_name(each.algorithm), set=fields_of(each.algorithm), batching=each.objective.batching
-        )
-        for name, each in (context.scopes or {"": context}).items()
-    }
-    spec = spec.replace(algorithm=method_name(algorithm), set=fields_of(algorithm), codec=codec.name)
-    if not context.scopes:
-        own = {key: getattr(found[""], key) for key in per_model() if key not in ("algorithm", "set")}
-        return spec.replace(**own)
-    own = {name: {k: v for k, v in each.values().items() if k in per_model()} for name, each in found.items()}
-    return spec.replace(models=own)
-
-
-def spec_of_python(
-    algorithm: Algorithm,
-    federation: OneOrEach[Federation],
-    model: OneOrEach[nn.Module | str],
-    given: Mapping[str, Any],
-) -> tuple[RunSpec, dict[str, Any]]:
-    """The specification of a run that is made in Python, and the arguments of `assemble` beside it."""
-    for name in given:
-        if name not in (*RunSpec.model_fields, *READY_MADE):
-            raise TypeError(str(unknown("setting", name, [*RunSpec.model_fields, *READY_MADE])))
-    methods = algorithm.parts() or {"": algorithm}
-    ready: dict[str, Any] = {name: given[name] for name in READY_MADE if name in given}
-    values: dict[str, Any] = {"data": PYTHON, "workers": 1}
-    values |= {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items() if k not in READY_MADE}
-    rules = [values.get(name) for name in RULES]
-    objects = [rule if not isinstance(rule, float | int | str | None) else None for rule in rules]
-    values |= {name: PYTHON for name, rule in zip(RULES, objects, strict=True) if rule is not None}
-    values |= {name: float(values[name]) for name in RULES if isinstance(values.get(name), int)}
-    models = one_each("model", model, methods)
-    modules = {name: None if isinstance(each, str) else each for name, each in models.items()}
-    named = {name: each if isinstance(each, str) else PYTHON for name, each in models.items()}
-    own = {name: one_each(name, values.pop(name), methods) for name in per_model() if name in values and name != "data"}
-    tables = {name: {**{key: each[name] for key, each in own.items()}, "model": named[name]} for name in methods}
-    values |= {"algorithm": method_name(algorithm), "set": fields_of(algorithm)}
-    if algorithm.parts():
-        for table in tables.values():
-            check_spec(table)
-        values["models"] = tables
-    else:
-        values |= tables[""]
-    ready |= {"algorithm": algorithm, "federation": federation, "model": modules if algorithm.parts() else modules[""]}
-    return check_spec(values), {**ready, "participation": tuple(objects)}
-
-
 def check_device(on: str) -> None:
     """Refuse a kind of processor that torch does not find."""
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
@@ -305,93 +189,6 @@ def absolute_file(rule: float | str) -> float | str:
     """A participation rule whose file is named by its absolute path."""
     kind, colon, path = rule.partition(":") if isinstance(rule, str) else ("", "", "")
     return f"{kind}:{Path(path).expanduser().resolve()}" if colon and kind in ("table", "schedule") else rule
-
-
-def absolute_formation(text: str) -> str:
-    """Learned teams whose run folder is named by its absolute path."""
-    name, args, given = parse(text)
-    if name != "learned" or not (args or "source" in given):
-        return text
-    source = args.pop(0) if args else given.pop("source")
-    others = [*args, *(f"{key}={value}" for key, value in given.items())]
-    return f"{name}:{','.join([str(Path(source).expanduser().resolve()), *others])}"
-
-
-# -- data and tree ------------------------------------------------------------------------------------
-
-
-def make_data(
-    specs: Mapping[str, RunSpec], given: Mapping[str, Federation | None]
-) -> tuple[dict[str, Federation], dict[str, RunSpec]]:
-    """The data of each model; models with the same settings share theirs."""
-    federations: dict[str, Federation] = {}
-    complete: dict[str, RunSpec] = {}
-    made: dict[str, tuple[Federation, RunSpec]] = {}
-    own = [each.name for each in settings().values() if each.per_model and each.scope == "data"]
-    decided = [*own, "devices", "teams", "team_formation"]
-    for name, spec in specs.items():
-        ready = given[name]
-        if ready is not None:
-            federations[name], complete[name] = ready, spec
-            continue
-        key = repr([getattr(spec, k) for k in own])
-        if key not in made:
-            made[key] = make_federation(spec)
-        federations[name], found = made[key]
-        complete[name] = spec.replace(**{k: getattr(found, k) for k in decided})
-    return federations, complete
-
-
-def make_federation(spec: RunSpec) -> tuple[Federation, RunSpec]:
-    """The devices' data, and the specification with everything that they decide."""
-    own_file, teams = is_npz(spec.data) or is_stored(spec.data), read_teams(spec.teams)
-    if is_stored(spec.data) and spec.split != RunSpec.model_fields["split"].default:
-        raise ValueError(f"{spec.data} holds its split: leave --split out, or pack the data anew with it")
-    split: Any = read_numbers("split", spec.split, float, 3, "3:0:1")
-    per_class: Any = None
-    if spec.per_class is not None:
-        per_class = read_numbers("per_class", spec.per_class, int, 2, "20:5")
-    directory = None if spec.data_dir is None else Path(spec.data_dir).expanduser().resolve()
-    if directory is None and not own_file and spec.data.split(":")[0] not in ("digits", *MADE):
-        directory = default_dir().resolve()
-    source: Any = Path(spec.data).expanduser().resolve()
-    if not own_file:
-        source = load(spec.data, directory, spec.devices, spec.seed)
-    federation = build_federation(
-        source,
-        data_dir=directory,
-        devices=spec.devices,
-        teams=teams,
-        partition=spec.partition,
-        per_class=per_class,
-        team_formation=spec.team_formation,
-        split=split,
-        standardize=spec.standardize,
-        seed=spec.seed,
-    )
-    found: dict[str, Any] = {
-        "data_dir": None if directory is None else str(directory),
-        "team_formation": absolute_formation(spec.team_formation),
-    }
-    if own_file:
-        found["data"] = str(source)
-    else:
-        found["devices"] = len(federation)
-        if source.device is None and per_class is None:
-            found["partition"] = spec.partition or "labels:2"
-    if teams is None:
-        found["teams"] = "0" if federation.team is None else str(len(np.unique(federation.team)))
-    return federation, spec.replace(**found)
-
-
-def make_topology(federation: Federation, teams: int | tuple[int, ...] | None) -> Topology | None:
-    """The tree of several tiers of teams; None: the federation's own teams."""
-    if not isinstance(teams, tuple) or federation.team is None:
-        return None
-    return Topology.build(federation.ids, *nested(federation.team, teams))
-
-
-# -- what the programs of a model share ---------------------------------------------------------------
 
 
 def make_context(

@@ -22,8 +22,9 @@ from polytier.method.call import NodesLost
 from polytier.method.mapped_memory import Store
 from polytier.method.node import check_finite
 from polytier.runs import snapshot
-from polytier.runs.assemble import Assembly, OneOrEach, assemble, server_of, spec_of_python
+from polytier.runs.assemble import Assembly, assemble, server_of
 from polytier.runs.evaluate import Evaluation, evaluate
+from polytier.runs.model_specs import OneOrEach, spec_of_python
 from polytier.runs.run import Run
 from polytier.runs.spec import RunSpec
 from polytier.stack.rows import Rows, unpack

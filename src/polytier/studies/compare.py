@@ -20,9 +20,10 @@ from polytier._terminal import say, silence, wide_console
 from polytier.method.algorithm import Algorithm
 from polytier.report import comparison
 from polytier.report.comparison import DONE, FILE, INTERRUPTED, NOT_APPLICABLE, WAITING
-from polytier.runs.assemble import assemble, make_federation
+from polytier.runs.assemble import assemble
 from polytier.runs.defaults import settings
 from polytier.runs.folder import claim, next_free
+from polytier.runs.make_data import make_federation
 from polytier.runs.methods import make_method, method_class, wraps_others
 from polytier.runs.spec import RunSpec, is_file, merge_fields, read_spec
 from polytier.studies.run_queue import Task, check_same, run_tasks

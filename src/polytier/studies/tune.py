@@ -25,9 +25,10 @@ from polytier._terminal import Interrupt, log, wide_console
 from polytier.data.federation import Federation
 from polytier.method.call import Diverged, NodesLost
 from polytier.report.comparison import DONE, FAILED, judge_of
-from polytier.runs.assemble import Objectives, assemble, make_federation
+from polytier.runs.assemble import Objectives, assemble
 from polytier.runs.folder import claim, json_line, write_text
 from polytier.runs.loop import Loop
+from polytier.runs.make_data import make_federation
 from polytier.runs.methods import fields_of, method_of, wraps_others
 from polytier.runs.read import read_json
 from polytier.runs.spec import RunSpec, to_toml

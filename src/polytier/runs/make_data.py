@@ -1,0 +1,98 @@
+"""From settings to the devices' data and the tree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polytier._text import spec as parse
+from polytier.data.build import build_federation, is_npz, load
+from polytier.data.federation import Federation
+from polytier.data.pack import is_stored
+from polytier.data.sources import MADE, default_dir
+from polytier.runs.spec import RunSpec, read_numbers, read_teams, settings
+from polytier.tree.topology import Topology, nested
+
+
+def absolute_formation(text: str) -> str:
+    """Learned teams whose run folder is named by its absolute path."""
+    name, args, given = parse(text)
+    if name != "learned" or not (args or "source" in given):
+        return text
+    source = args.pop(0) if args else given.pop("source")
+    others = [*args, *(f"{key}={value}" for key, value in given.items())]
+    return f"{name}:{','.join([str(Path(source).expanduser().resolve()), *others])}"
+
+
+def make_data(
+    specs: Mapping[str, RunSpec], given: Mapping[str, Federation | None]
+) -> tuple[dict[str, Federation], dict[str, RunSpec]]:
+    """The data of each model; models with the same settings share theirs."""
+    federations: dict[str, Federation] = {}
+    complete: dict[str, RunSpec] = {}
+    made: dict[str, tuple[Federation, RunSpec]] = {}
+    own = [each.name for each in settings().values() if each.per_model and each.scope == "data"]
+    decided = [*own, "devices", "teams", "team_formation"]
+    for name, spec in specs.items():
+        ready = given[name]
+        if ready is not None:
+            federations[name], complete[name] = ready, spec
+            continue
+        key = repr([getattr(spec, k) for k in own])
+        if key not in made:
+            made[key] = make_federation(spec)
+        federations[name], found = made[key]
+        complete[name] = spec.replace(**{k: getattr(found, k) for k in decided})
+    return federations, complete
+
+
+def make_federation(spec: RunSpec) -> tuple[Federation, RunSpec]:
+    """The devices' data, and the specification with everything that they decide."""
+    own_file, teams = is_npz(spec.data) or is_stored(spec.data), read_teams(spec.teams)
+    if is_stored(spec.data) and spec.split != RunSpec.model_fields["split"].default:
+        raise ValueError(f"{spec.data} holds its split: leave --split out, or pack the data anew with it")
+    split: Any = read_numbers("split", spec.split, float, 3, "3:0:1")
+    per_class: Any = None
+    if spec.per_class is not None:
+        per_class = read_numbers("per_class", spec.per_class, int, 2, "20:5")
+    directory = None if spec.data_dir is None else Path(spec.data_dir).expanduser().resolve()
+    if directory is None and not own_file and spec.data.split(":")[0] not in ("digits", *MADE):
+        directory = default_dir().resolve()
+    source: Any = Path(spec.data).expanduser().resolve()
+    if not own_file:
+        source = load(spec.data, directory, spec.devices, spec.seed)
+    federation = build_federation(
+        source,
+        data_dir=directory,
+        devices=spec.devices,
+        teams=teams,
+        partition=spec.partition,
+        per_class=per_class,
+        team_formation=spec.team_formation,
+        split=split,
+        standardize=spec.standardize,
+        seed=spec.seed,
+    )
+    found: dict[str, Any] = {
+        "data_dir": None if directory is None else str(directory),
+        "team_formation": absolute_formation(spec.team_formation),
+    }
+    if own_file:
+        found["data"] = str(source)
+    else:
+        found["devices"] = len(federation)
+        if source.device is None and per_class is None:
+            found["partition"] = spec.partition or "labels:2"
+    if teams is None:
+        found["teams"] = "0" if federation.team is None else str(len(np.unique(federation.team)))
+    return federation, spec.replace(**found)
+
+
+def make_topology(federation: Federation, teams: int | tuple[int, ...] | None) -> Topology | None:
+    """The tree of several tiers of teams; None: the federation's own teams."""
+    if not isinstance(teams, tuple) or federation.team is None:
+        return None
+    return Topology.build(federation.ids, *nested(federation.team, teams))

@@ -1,0 +1,129 @@
+"""The settings of each model: of the only one, of several by name, and of runs that are made in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+from torch import nn
+
+from polytier._errors import unknown
+from polytier.data.federation import Federation
+from polytier.messages.codec import Codec
+from polytier.method.algorithm import Algorithm
+from polytier.method.context import Context
+from polytier.runs.methods import (
+    field_names,
+    fields_of,
+    method_class,
+    method_name,
+    wraps_others,
+)
+from polytier.runs.spec import PYTHON, RunSpec, check_spec, per_model
+
+T = TypeVar("T")
+OneOrEach = T | Mapping[str, T]  # one for all models, or one for each of several by name
+READY_MADE = ("topology", "loss", "metrics", "inner_tile", "objectives")  # arguments of `assemble` that are no settings
+RULES = ("team_participation", "device_participation")
+
+
+def model_specs(spec: RunSpec) -> dict[str, RunSpec]:
+    """The specification of each model by name; of the only one, under ""."""
+    if not wraps_others(spec):
+        return {"": spec}
+    shared = spec.model_dump(exclude={"algorithm", "set", "models"})
+    tables = model_tables(spec)
+    return {name: check_spec({"algorithm": "fedavg", **shared, **own}) for name, own in tables.items()}
+
+
+def model_tables(spec: RunSpec) -> dict[str, dict[str, Any]]:
+    """The settings that each of several models has of its own."""
+    if isinstance(spec.models, dict):
+        for name, own in spec.models.items():
+            for key in own:
+                if key not in per_model():
+                    raise unknown(f"setting of the model {name}", key, per_model())
+        return spec.models
+    number = 2 if spec.models is None else spec.models
+    if number < 1:
+        raise ValueError(f"models = {number}; at least one model is trained")
+    outer = own_fields(spec)
+    inner = {key: value for key, value in spec.set.items() if key not in outer}
+    return {f"model{k}": {"set": inner} for k in range(1, number + 1)}
+
+
+def own_fields(spec: RunSpec) -> dict[str, Any]:
+    """The fields of a wrapper itself. Where its models are alike, other fields belong to their method."""
+    if isinstance(spec.models, dict):
+        return spec.set
+    known = field_names(method_class(spec.algorithm))
+    return {key: value for key, value in spec.set.items() if key in known}
+
+
+def given_specs(spec: RunSpec, algorithm: Algorithm) -> dict[str, RunSpec]:
+    """The same for a method that is given: its own fields count."""
+    tables = spec.models if isinstance(spec.models, dict) else {}
+    return {name: spec.replace(models=None, **tables.get(name, {})) for name in algorithm.parts() or {"": algorithm}}
+
+
+def one_each(key: str, value: Any, methods: Mapping[str, Any]) -> dict[str, Any]:
+    """A value for each model, from one for all of them or one by name."""
+    if not isinstance(value, Mapping):
+        return dict.fromkeys(methods, value)
+    if set(value) != set(methods) or "" in methods:
+        wanted = f"the models are {', '.join(methods)}" if "" not in methods else "there is one model"
+        raise ValueError(f"{key} is given for {', '.join(map(str, value)) or 'no model'}; {wanted}")
+    return dict(value)
+
+
+def completed(
+    spec: RunSpec, specs: Mapping[str, RunSpec], algorithm: Algorithm, context: Context, codec: Codec
+) -> RunSpec:
+    """The specification with everything that was decided, so that it repeats the run to the bit."""
+    found = {
+        name: specs[name].replace(
+            algorithm=method_name(each.algorithm), set=fields_of(each.algorithm), batching=each.objective.batching
+        )
+        for name, each in (context.scopes or {"": context}).items()
+    }
+    spec = spec.replace(algorithm=method_name(algorithm), set=fields_of(algorithm), codec=codec.name)
+    if not context.scopes:
+        own = {key: getattr(found[""], key) for key in per_model() if key not in ("algorithm", "set")}
+        return spec.replace(**own)
+    own = {name: {k: v for k, v in each.values().items() if k in per_model()} for name, each in found.items()}
+    return spec.replace(models=own)
+
+
+def spec_of_python(
+    algorithm: Algorithm,
+    federation: OneOrEach[Federation],
+    model: OneOrEach[nn.Module | str],
+    given: Mapping[str, Any],
+) -> tuple[RunSpec, dict[str, Any]]:
+    """The specification of a run that is made in Python, and the arguments of `assemble` beside it."""
+    for name in given:
+        if name not in (*RunSpec.model_fields, *READY_MADE):
+            raise TypeError(str(unknown("setting", name, [*RunSpec.model_fields, *READY_MADE])))
+    methods = algorithm.parts() or {"": algorithm}
+    ready: dict[str, Any] = {name: given[name] for name in READY_MADE if name in given}
+    values: dict[str, Any] = {"data": PYTHON, "workers": 1}
+    values |= {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items() if k not in READY_MADE}
+    rules = [values.get(name) for name in RULES]
+    objects = [rule if not isinstance(rule, float | int | str | None) else None for rule in rules]
+    values |= {name: PYTHON for name, rule in zip(RULES, objects, strict=True) if rule is not None}
+    values |= {name: float(values[name]) for name in RULES if isinstance(values.get(name), int)}
+    models = one_each("model", model, methods)
+    modules = {name: None if isinstance(each, str) else each for name, each in models.items()}
+    named = {name: each if isinstance(each, str) else PYTHON for name, each in models.items()}
+    own = {name: one_each(name, values.pop(name), methods) for name in per_model() if name in values and name != "data"}
+    tables = {name: {**{key: each[name] for key, each in own.items()}, "model": named[name]} for name in methods}
+    values |= {"algorithm": method_name(algorithm), "set": fields_of(algorithm)}
+    if algorithm.parts():
+        for table in tables.values():
+            check_spec(table)
+        values["models"] = tables
+    else:
+        values |= tables[""]
+    ready |= {"algorithm": algorithm, "federation": federation, "model": modules if algorithm.parts() else modules[""]}
+    return check_spec(values), {**ready, "participation": tuple(objects)}
