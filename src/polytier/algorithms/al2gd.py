@@ -37,7 +37,6 @@ import torch
 from torch import Tensor
 
 from polytier.method.algorithm import Algorithm
-from polytier.method.call import Clock
 from polytier.method.node import Children, LocalProblem, Node
 from polytier.method.parameters import parameter
 from polytier.stack.rows import Rows
@@ -63,11 +62,10 @@ class AL2GD(Algorithm):
             )
 
     def check(self, server: Children) -> list[str]:
-        leaf = server.context.topology.leaf
-        if leaf == 1 and self.p_team > 0:
+        if server.num_tiers == 2 and self.p_team > 0:
             raise ValueError(f"p_team = {self.p_team:g} needs a tree with teams; form some, or use p_team = 0")
-        if leaf > 2:
-            raise ValueError(f"AL2GD knows one tier of teams; got {leaf - 1}: use a tree of 2 or 3 tiers")
+        if server.num_tiers > 3:
+            raise ValueError(f"AL2GD knows one tier of teams; got {server.num_tiers - 2}: use a tree of 2 or 3 tiers")
         to_team, to_server = self.rates
         named = {"device_lr * device_pull / p_team": to_team, "device_lr * server_pull / p_server": to_server}
         return [
@@ -108,19 +106,19 @@ class AL2GD(Algorithm):
         return x
 
     def server(self, g: Tensor, below: Children) -> Tensor:
-        flat, present = below.context.topology.leaf == 1, there(below, 0, below.ids)[0]
-        if not flat:
-            present = present[there(below, 1, present)[1].unique()]  # teams with somebody
+        (present, _), *tiers = below.participants()
+        for _, team in tiers:
+            present = present[team.unique()]  # teams with at least one device that takes part
         for k, (_, pulls) in enumerate(self.coins(below)):
             sent = {"run": torch.full((1,), k)}
             answers = below.call("solve", sent, to=present)
             if any(pulls):
                 g = answers.mean(empty=g)
-                below.call("pull" if flat else "hand_on", {**sent, "server": g}, to=present)
+                below.call("pull" if below.num_tiers == 2 else "hand_on", {**sent, "server": g}, to=present)
         return g
 
     def team(self, sent: dict[str, Tensor], devices: Children) -> Rows:
-        pulls, present = self.run(sent, devices)[1], there(devices, 1, devices.ids)[0]
+        pulls, present = self.run(sent, devices)[1], devices.participants()[0][0]
         answers = devices.call("solve", sent, to=present)
         if not pulls:
             return {}
@@ -133,7 +131,7 @@ class AL2GD(Algorithm):
 
     def hand_on(self, sent: dict[str, Tensor], devices: Children) -> Rows:
         pulls, c = self.run(sent, devices)[1], devices.memory("model", devices.initial)
-        devices.call("pull", sent if all(pulls) else {**sent, "team": c}, to=there(devices, 1, devices.ids)[0])
+        devices.call("pull", sent if all(pulls) else {**sent, "team": c}, to=devices.participants()[0][0])
         devices.keep(model=self.pulled(c, c, sent["server"], pulls))
         return {}
 
@@ -149,8 +147,3 @@ class AL2GD(Algorithm):
         # a mean that was not sent is not pulled to
         local.keep(model=self.pulled(x, sent.get("team", x), sent.get("server", x), pulls))
         return {}
-
-
-def there(node: Children, tier: int, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Children of a tier's nodes `ids` that take part this round, whichever call this is; their parents' places."""
-    return Children(node.context, tier, ids, Clock(node.round), node.quiet, node.only).draw()

@@ -61,13 +61,12 @@ class CoBo(Algorithm):
         return 2 if self.clients == "devices" else None
 
     def check(self, server: Children) -> list[str]:
-        context, leaf, n = server.context, server.context.topology.leaf, len(server.kids[0])
-        if self.clients == "teams" and leaf == 1:
+        n = len(server.kids[0])
+        if self.clients == "teams" and server.num_tiers == 2:
             raise ValueError('clients = "teams" needs a tree with teams; form some, or use clients = "devices"')
         if self.domain == "simplex" and n < 2:
             raise ValueError('domain = "simplex" needs 2 clients or more, got 1; add some, or use domain = "box"')
-        devices = LocalProblem(context, leaf, torch.arange(server.num_devices), server.clock)
-        eta = float(torch.as_tensor(devices.value(self.device_lr)).max())
+        eta = float(server.device_values(self.device_lr).max())
         # the largest eigenvalue of x -> sum_k w_ik (x_i - x_k) with the first weights, and how it is told
         number, what, scaled = (n, "n", ", scaled by 1/n") if self.domain == "box" else (n / (n - 1), "n/(n-1)", "")
         product, better = eta * self.device_pull * number, f"use device_pull = {1 / (eta * number):.3g}{scaled}"

@@ -41,7 +41,7 @@ class FedRep(Algorithm):
     def check(self, server: Children) -> list[str]:
         head = server.columns(HEAD)
         if not head.any():
-            names = ", ".join(server.context.objective.names)
+            names = ", ".join(server.parameter_names)
             raise ValueError(
                 f"FedRep needs parameters named {HEAD}, got {names}; call the model's last layer `head`, or use FedAvg"
             )

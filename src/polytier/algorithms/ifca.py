@@ -45,7 +45,7 @@ class IFCA(FedAvg):
         n, k = len(server.kids[0]), self.num_clusters
         if k > n:
             raise ValueError(f"num_clusters = {k} is more than the {n} devices; use at most {n}")
-        if server.context.absent == "stale":
+        if server.stale_answers:
             raise ValueError('IFCA averages models of this round\'s choices alone; use absent = "skip"')
         told = f"{n} devices are more than {TOLD}: IFCA does not tell who listens to whom"
         return [told] if n > TOLD else []

@@ -12,9 +12,7 @@ that never took part knows no group and has the initial model.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,12 +24,12 @@ from polytier.stack.rows import Rows
 @dataclass(frozen=True)
 class Oracle(FedAvg):
     def check(self, server: Children) -> list[str]:
-        if server.context.true_groups(server.tier + 1) is None:
+        if server.true_groups is None:
             raise ValueError(
                 "Oracle needs the true groups of the devices and these data have none; use the partition "
                 "clusters-permuted or clusters-disjoint, or give your .npz a column cluster"
             )
-        if server.context.absent == "stale":
+        if server.stale_answers:
             raise ValueError('Oracle averages the answers of this round alone; use absent = "skip"')
         return []
 
@@ -39,13 +37,14 @@ class Oracle(FedAvg):
         return {"centres": x.unsqueeze(1)}  # as many as there are groups after the first round
 
     def server(self, state: dict[str, Tensor], devices: Children) -> dict[str, Tensor]:
-        true: Any = devices.context.true_groups(devices.tier + 1)
-        (label, group), present = np.unique(true, return_inverse=True), devices.draw()[0]
+        group, present = devices.true_groups, devices.draw()[0]
+        assert group is not None, "check has seen them"
         if not len(present):
             return state
-        x, of = state["centres"][0].expand(len(label), -1), torch.from_numpy(group)[present]
+        number, of = int(group.max()) + 1, group[present]
+        x = state["centres"][0].expand(number, -1)
         answers = devices.call("solve", {"model": x[of], "group": of}, to=present, each=True)
-        models = answers.grouped(of, len(label), {"model": x})["model"]
+        models = answers.grouped(of, number, {"model": x})["model"]
         return {"centres": models.mean(self.weights).unsqueeze(0)}
 
     def device(self, sent: dict[str, Tensor], local: LocalProblem) -> dict[str, Tensor]:

@@ -49,11 +49,9 @@ class PFedBayes(Algorithm):
     prior_deviation: float = parameter(0.1, "", "deviation of the weights at the start", above=0)
 
     def check(self, server: Children) -> list[str]:
-        context = server.context
-        devices = LocalProblem(context, context.topology.leaf, torch.arange(server.num_devices), server.clock)
-        curvature = self.zeta / (devices.samples.unsqueeze(1) * self.prior_deviation**2)  # of KL in the means
+        curvature = self.zeta / (server.device_samples() * self.prior_deviation**2)  # of KL in the means
         steps = {"device_lr": self.device_lr, "global_lr": self.global_lr}
-        products = {name: float((devices.value(field) * curvature).max()) for name, field in steps.items()}
+        products = {name: float((server.device_values(field) * curvature).max()) for name, field in steps.items()}
         return [
             f"{name} * zeta / (n prior_deviation^2) = {p:.3g} at some device; "
             f"means diverge at 2: use a smaller {name} or zeta, or a larger prior_deviation"

@@ -41,8 +41,7 @@ class PFedGP(FedAvg):
     inducing: int = parameter(100, "", "training samples that a device predicts from, at most", least=1)
 
     def check(self, server: Children) -> list[str]:
-        federation = server.context.batches.federation
-        if federation.num_classes is None or federation.y.ndim > 1:
+        if server.num_classes is None:
             raise ValueError("pFedGP classifies samples, and these have other targets; give one class a sample")
         return []
 
@@ -50,7 +49,7 @@ class PFedGP(FedAvg):
         return {"model": x}
 
     def device(self, x: Any, local: LocalProblem) -> Rows:
-        theta, lr, l2 = x["model"], local.value(self.device_lr), local.context.objective.l2
+        theta, lr, l2 = x["model"], local.value(self.device_lr), local.l2
         noise = theta.new_full((len(theta),), self.noise)
         for _ in range(self.device_steps):
             g = local.grad(theta, local.batch(), evidence, (noise,))
@@ -68,10 +67,7 @@ class PFedGP(FedAvg):
 
     def predict(self, model: Tensor, local: LocalProblem, inputs: Tensor) -> Tensor:
         """[n, B, C] from training data alone; log-probabilities up to a constant."""
-        batches, samples = local.context.batches, local.samples.unsqueeze(1)
-        count, slot = samples.clamp(max=self.inducing), torch.arange(-(-self.inducing // 16) * 16)  # see `aligned`
-        place = batches.federation.bounds[local.rows, :1] + torch.minimum(slot, count - 1) * samples // count
-        held = batches.gather(slice(None), place, (slot < count).to(model.dtype), None)
+        (held,) = local.subset(self.inducing, width=-(-self.inducing // 16) * 16).groups  # see `aligned`
         features, inside, targets = process(local.apply(model, held.x), held.y, held.weight)
         queries = aligned(local.apply(model, inputs).double())
         root = inverse_root(kernel(features, features), inside, self.noise)

@@ -40,7 +40,7 @@ class SCAFFOLD(Algorithm):
     option: str = parameter("II", "", "how a device renews its control", choices=("I", "II"))
 
     def check(self, server: Children) -> list[str]:
-        if server.context.absent == "stale":
+        if server.stale_answers:
             raise ValueError('SCAFFOLD would count the same change of a control again; use absent = "skip"')
         return []
 
