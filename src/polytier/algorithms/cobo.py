@@ -29,7 +29,6 @@ Differs from the paper: ends with the last round's models, not with those of a r
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,7 +37,15 @@ from polytier.method.node import Children, LocalProblem
 from polytier.method.parameters import Step, parameter
 from polytier.stack.rows import Rows
 from polytier.tree.collaboration import Collaboration
-from polytier.tree.pair_weights import Weights, pull, skip, step
+from polytier.tree.pair_weights import (
+    Weights,
+    as_collaboration,
+    no_weights,
+    sample_pairs,
+    started,
+    step,
+    weighted_differences,
+)
 
 HELD = 1 << 24  # numbers of midpoints that are under way at once
 
@@ -74,33 +81,39 @@ class CoBo(Algorithm):
         return [told] if product >= 2 else []
 
     def init(self, x: Tensor) -> Weights:
-        """base [n]: w_ij of pairs never learned, by row; weights [P] of the other pairs, sorted by i * n + j [P]."""
-        return {"base": x.new_zeros(0), "pairs": torch.zeros(0, dtype=torch.int64), "weights": x.new_zeros(0)}
+        return no_weights(x)
 
-    def server(self, state: Weights, clients: Children) -> Weights:
+    def server(self, W: Weights, clients: Children) -> Weights:
+        """Round t of Algorithm 1, for the clients that take part (in the paper: all)."""
         n, present = len(clients.kids[0]), clients.draw()[0]
-        if not len(state["base"]):
-            state = {**state, "base": clients.initial.new_full((n,), 1.0 if self.domain == "box" else 1 / (n - 1))}
+        W = started(W, n, 1.0 if self.domain == "box" else 1 / max(1, n - 1))
         if not len(present):
-            return state
-        x = clients.recall("model", {"model": clients.initial.expand(n, -1)}).rows["model"]  # type: ignore[index]
-        x = x if len(present) == n else x[present]
-        i, j = self.draw_pairs(present, clients)
-        change = clients.value(self.weight_lr) * alignment(x, i, j, present, clients)
-        state = step(state, present[i], present[j], change, self.domain)  # Eq. 4
-        moved = clients.call("solve", {"pull": pull(state, x, present)}, to=present, each=True)
-        clients.remember("model", moved)
-        return state
+            return W
+        x = models(present, clients)  # x_i^t
+        W = self.client_selection(W, x, present, clients)  # line 2: W^{t+1}
+        pull = weighted_differences(W, x, present)  # sum_k w_ik^{t+1} (x_i^t - x_k^t)
+        answers = clients.call("solve", {"pull": pull}, to=present, each=True)  # lines 3-5: Eq. 3, in `device`
+        clients.remember("model", answers)  # x_i^{t+1}
+        return W
+
+    def client_selection(self, W: Weights, x: Tensor, present: Tensor, clients: Children) -> Weights:
+        """The procedure Client-Selection of Algorithm 1; x [m, d] are the models of `present` [m]."""
+        i, j = self.draw_pairs(present, clients)  # lines 10 and 11
+        products = []
+        for a, b in zip(*(pairs.split(max(1, HELD // x.shape[1])) for pairs in (i, j)), strict=True):
+            z = (x[a] + x[b]) / 2  # line 12
+            g_a, g_b = gradients(z, present[a], present[b], clients)  # line 13
+            products.append((g_a * g_b).sum(1))
+        change = clients.value(self.weight_lr) * torch.cat(products)
+        return step(W, present[i], present[j], change, self.domain)  # Eq. 4
 
     def draw_pairs(self, present: Tensor, clients: Children) -> tuple[Tensor, Tensor]:
-        """Positions in `present` of those that are compared this round."""
+        """[P], [P] the pairs that are compared in this round, as positions in `present`."""
         m, t = len(present), clients.round + 1
         constant = self.sampling == "constant" or (self.sampling == "mixed" and t <= self.constant_rounds)
         p = 1.0 if self.sampling == "all" else 1 / m if constant else 1 / t
-        slot = skip(lambda k: clients.shared("pairs", k), m * (m - 1) // 2, p)
-        b = ((1 + (1 + 8 * slot.double()).sqrt()) / 2).long()  # (0, 1), (0, 2), (1, 2), (0, 3), ..
-        a = slot - b * (b - 1) // 2
-        rank = clients.by_name(present)
+        a, b = sample_pairs(lambda k: clients.shared("pairs", k), m, p)
+        rank = clients.by_name(present)  # which pairs are drawn does not depend on the order of the clients
         return rank[a], rank[b]
 
     def midpoint(self, z: Tensor, local: LocalProblem) -> Tensor:
@@ -128,16 +141,18 @@ class CoBo(Algorithm):
         return None if self.clients == "teams" else super().personal(x, local)
 
     def collaboration(self, state: Weights) -> Collaboration | None:  # type: ignore[override]
-        base, pairs, weights = (state[k].numpy().copy() for k in ("base", "pairs", "weights"))  # a run keeps it
-        n = len(base)  # 0 before the first round
-        return Collaboration(np.arange(n), base, np.stack([pairs // n, pairs % n], 1), weights) if n else None
+        return as_collaboration(state)
 
 
-def alignment(x: Tensor, i: Tensor, j: Tensor, present: Tensor, clients: Children) -> Tensor:
-    """[pairs] <g_i, g_j>, each client's gradient at the midpoint on its own data."""
-    products = []
-    for a, b in zip(*(t.split(max(1, HELD // x.shape[1])) for t in (i, j)), strict=True):
-        z = ((x[a] + x[b]) / 2).repeat(2, 1)
-        g = clients.anew().call("midpoint", z, to=present[torch.cat([a, b])], each=True).rows
-        products.append((g[: len(a)] * g[len(a) :]).sum(1))  # type: ignore[index]
-    return torch.cat(products)
+def models(present: Tensor, clients: Children) -> Tensor:
+    """[m, d] the models of the clients `present` [m], as the server knows them."""
+    n = len(clients.kids[0])
+    x = clients.recall("model", {"model": clients.initial.expand(n, -1)}).rows["model"]  # type: ignore[index]
+    return x if len(present) == n else x[present]
+
+
+def gradients(z: Tensor, a: Tensor, b: Tensor, clients: Children) -> tuple[Tensor, Tensor]:
+    """[P, d], [P, d] the gradients of the clients a [P] and b [P] at z [P, d], each on its own data."""
+    # anew: a client uses the same mini-batch for all pairs it is in
+    answers = clients.anew().call("midpoint", z.repeat(2, 1), to=torch.cat([a, b]), each=True)
+    return answers.rows[: len(a)], answers.rows[len(a) :]  # type: ignore[index]
