@@ -360,5 +360,5 @@ def test_advice(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "polytier"):
         assert not run(IFCA(device_steps=1), {}, 1)[0].collaboration
         run(FC(nearest=8), {}, 1)
-    assert "7 devices are more than 6: IFCA does not tell who listens to whom" in caplog.text
+    assert "7 devices are more than 6: IFCA records no collaboration matrix" in caplog.text
     assert "nearest = 8 is more than the 7 clients" in caplog.text

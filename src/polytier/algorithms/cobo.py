@@ -1,29 +1,32 @@
-"""CoBo: collaborative learning via bilevel optimisation (Hashemi, He, Jaggi 2024).
+"""CoBo: models that are pulled to those of clients with similar gradients (Hashemi, He, Jaggi 2024).
 
-Every client has a model x_i, trained with a pull to those whose gradients agree with its own. Minimises
+Hashemi, He, Jaggi, "CoBo: Collaborative Learning via Bilevel Optimization", NeurIPS 2024.
+https://arxiv.org/abs/2409.05539
+
+Every client has a model x_i. Minimises
 
     sum_i f_i(x_i) + rho/2 sum_{i<j} w_ij |x_i - x_j|^2
 
 where each w_ij in [0, 1] maximises w_ij <grad f_i(z_ij), grad f_j(z_ij)> at the midpoint z_ij = (x_i + x_j) / 2.
 
-symbol  | field        | shape  | meaning
-x_i     | client model | [n, d] | kept as "model"; the server has a copy of each
-w_ij    | state        |        | one (simplex: 1 / (n - 1)) and what was learned since; see `init`
-eta     | device_lr    |        | step of a client (one number, or one a device)
-rho     | device_pull  |        | pull to the others; with all weights one, eta * rho * n must stay below 2
-gamma   | weight_lr    |        | step of a weight; a schedule such as 50/(500+t) settles which weights are 0 and 1
-domain  |              |        | "box": w_ij = w_ji in [0, 1]; "simplex": each client's weights are >= 0 and sum to one
-clients |              |        | "devices" (teams are ignored), or "teams": every team is one client, its model
-                                  the mean of its devices' steps, its gradient the mean of theirs, by samples
+symbol | field        | shape  | meaning
+x_i    | client model | [n, d] | kept as "model"; the server keeps a copy of each
+w_ij   | state        |        | weights, 1 at first (simplex: 1 / (n - 1)); stored as in `polytier.tree.pair_weights`
+eta    | device_lr    |        | step size of a client (one number, or one per device)
+rho    | device_pull  |        | strength of the pull to the others; with all weights 1, eta * rho * n must be below 2
+gamma  | weight_lr    |        | step size of a weight; with a schedule such as 50/(500+t) weights settle at 0 or 1
+W      | domain       |        | "box": w_ij = w_ji in [0, 1]; "simplex": the weights of a client are >= 0 and sum to 1
+       | sampling     |        | probability with which a pair is compared in round t = 1, 2, ...: "constant" 1/n,
+                                 "inverse" 1/t, "mixed" 1/n in the first `constant_rounds` rounds and then 1/t, "all" 1
+       | clients      |        | "devices" (teams are ignored), or "teams": every team is one client; its model is the
+                                 mean of the steps of its devices, its gradient the mean of theirs, by samples
 
-Each round every pair of the clients that take part is drawn with probability 1/n ("constant"), 1/t ("inverse"; rounds
-t = 1, 2, ..), 1/n for the first `constant_rounds` rounds and then 1/t ("mixed"), or one ("all"). Those who do not take
-part keep model and weights, are in nobody's sum and not in n: clients may come and go, and a new one has weight one
-(simplex: rows are over all clients, there or not). A client that is in several pairs of a round uses one mini-batch
-for their midpoints. A round takes time O((n + pairs that ever changed) d), and memory grows with these pairs, not with
-n^2.
+Clients that do not take part in a round keep their model and their weights, are in no sum and are not counted in n.
+Clients may join and leave; a new one has weight 1 to all (simplex: the weights of a client are over all clients,
+present or not). A client that is in several pairs of a round uses the same mini-batch at all its midpoints. A round
+takes O((n + P) d) time, where P is the number of pairs that were ever changed; memory grows with P and not with n^2.
 
-Differs from the paper: ends with the last round's models, not with those of a random one.
+Differs from the paper: the result are the models of the last round, not those of a random one.
 """
 
 from dataclasses import dataclass
@@ -47,21 +50,22 @@ from polytier.tree.pair_weights import (
     weighted_differences,
 )
 
-HELD = 1 << 24  # numbers of midpoints that are under way at once
+HELD = 1 << 24  # numbers of midpoints in memory at once
 
 
 @dataclass(frozen=True)
 class CoBo(Algorithm):
-    budget: ClassVar[dict[str, float]] = {"rounds": 0.5}  # a gradient of its own a round, and about one at midpoints
+    # per round a gradient at the client's own model, and on average about one at midpoints
+    budget: ClassVar[dict[str, float]] = {"rounds": 0.5}
     device_lr: Step = parameter(0.1, "eta", "step size of a client's model", above=0, per="node")
-    device_pull: float = parameter(0.05, "rho", "pull of a client's model to those it listens to", least=0)
+    device_pull: float = parameter(0.05, "rho", "pull of a client's model to the others", least=0)
     weight_lr: Step = parameter(0.01, "gamma", "step size of the weights", least=0, per="node")
-    domain: str = parameter("box", "W", "where weights live", choices=("box", "simplex"))
+    domain: str = parameter("box", "W", "the set that the weights are projected onto", choices=("box", "simplex"))
     sampling: str = parameter(
-        "constant", "", "how likely a pair is drawn", choices=("constant", "inverse", "mixed", "all")
+        "constant", "", "probability with which a pair is compared", choices=("constant", "inverse", "mixed", "all")
     )
-    constant_rounds: int = parameter(80, "", "rounds of mixed sampling that draw pairs with 1/n", least=0)
-    clients: str = parameter("devices", "", "who has a model", choices=("devices", "teams"))
+    constant_rounds: int = parameter(80, "", "mixed sampling: first rounds, in which the probability is 1/n", least=0)
+    clients: str = parameter("devices", "", "what a client is", choices=("devices", "teams"))
 
     @property
     def tiers(self) -> int | None:  # type: ignore[override]
@@ -74,11 +78,11 @@ class CoBo(Algorithm):
         if self.domain == "simplex" and n < 2:
             raise ValueError('domain = "simplex" needs 2 clients or more, got 1; add some, or use domain = "box"')
         eta = float(server.device_values(self.device_lr).max())
-        # the largest eigenvalue of x -> sum_k w_ik (x_i - x_k) with the first weights, and how it is told
+        # the largest eigenvalue of x -> sum_k w_ik (x_i - x_k) with the first weights
         number, what, scaled = (n, "n", ", scaled by 1/n") if self.domain == "box" else (n / (n - 1), "n/(n-1)", "")
         product, better = eta * self.device_pull * number, f"use device_pull = {1 / (eta * number):.3g}{scaled}"
-        told = f"device_lr * device_pull * {what} = {product:g} with n = {n} clients; models diverge at 2: {better}"
-        return [told] if product >= 2 else []
+        warning = f"device_lr * device_pull * {what} = {product:g} with n = {n} clients; models diverge at 2: {better}"
+        return [warning] if product >= 2 else []
 
     def init(self, x: Tensor) -> Weights:
         return no_weights(x)
@@ -122,7 +126,7 @@ class CoBo(Algorithm):
     def team(self, sent: Weights, devices: Children) -> Weights:
         x = sent["model"] if "model" in sent else devices.memory("model", devices.initial)
         x = devices.solve({"model": x, "pull": sent["pull"]})["model"].mean("samples")
-        if "model" not in sent:  # the client itself, and not a team within it
+        if "model" not in sent:  # this team is the client, not a team inside of it
             devices.keep(model=x)
         return {"model": x}
 

@@ -1,14 +1,15 @@
-"""Oracle: FedAvg within each true group of devices. What a method that has to find the groups can hope for.
+"""Oracle: FedAvg within each true group of devices. A reference for methods that have to find the groups.
 
-Minimises sum_g mean_{i in g} f_i(x_g), each mean weighted by samples.
+A baseline of the CoBo paper (Hashemi, He, Jaggi 2024). Minimises sum_g mean_{i in g} f_i(x_g), means weighted by
+samples.
 
-symbol | field  | shape     | meaning
-x_g    | state  | [1, k, d] | the groups' models, "centres"
-g      |        | [n]       | a device's group, sent along in every round and kept as "group"
-others | as in FedAvg
+symbol | field           | shape     | meaning
+x_g    | state "centres" | [1, k, d] | the model of each group
+g      |                 | [n]       | the group of a device, sent with the model in every round and kept as "group"
 
-The data say who belongs together (`Federation.cluster`). A device's personal model is the last one of its group; one
-that never took part knows no group and has the initial model.
+The other fields are those of FedAvg. The groups come with the data (`Federation.cluster`). The personal model of a
+device is the current model of its group; a device that has not taken part does not know its group and has the initial
+model.
 """
 
 from dataclasses import dataclass
@@ -30,15 +31,15 @@ class Oracle(FedAvg):
                 "clusters-permuted or clusters-disjoint, or give your .npz a column cluster"
             )
         if server.stale_answers:
-            raise ValueError('Oracle averages the answers of this round alone; use absent = "skip"')
+            raise ValueError('Oracle averages the answers of the current round only; use absent = "skip"')
         return []
 
     def init(self, x: Tensor) -> dict[str, Tensor]:
-        return {"centres": x.unsqueeze(1)}  # as many as there are groups after the first round
+        return {"centres": x.unsqueeze(1)}  # one row per group after the first round
 
     def server(self, state: dict[str, Tensor], devices: Children) -> dict[str, Tensor]:
         group, present = devices.true_groups, devices.draw()[0]
-        assert group is not None, "check has seen them"
+        assert group is not None, "checked before the first round"
         if not len(present):
             return state
         number, of = int(group.max()) + 1, group[present]

@@ -147,7 +147,7 @@ def weighted_differences(state: Weights, x: Tensor, present: Tensor) -> Tensor:
 
 
 def by_pairs(i: Tensor, k: Tensor, values: Tensor, m: int) -> Callable[[Tensor], Tensor]:
-    """The product with the matrix [m, m] that has `values` [P] at (i, k) and zeros elsewhere, as a function of y [m, c].
+    """A function of y [m, c]: its product with the matrix [m, m] that has `values` [P] at (i, k), else zeros.
 
     The matrix is stored in full if many pairs are listed.
     """
