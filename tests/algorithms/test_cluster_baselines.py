@@ -356,7 +356,7 @@ def test_advice(monkeypatch, caplog):
     for make_it in (lambda: SCAFFOLD(option="III"), lambda: IFCA(num_clusters=0), lambda: FC(momentum=1.1)):
         with pytest.raises(ValueError, match="allowed"):
             make_it()
-    monkeypatch.setattr(ifca, "TOLD", 6)
+    monkeypatch.setattr(ifca, "RECORDED", 6)
     with caplog.at_level(logging.WARNING, "polytier"):
         assert not run(IFCA(device_steps=1), {}, 1)[0].collaboration
         run(FC(nearest=8), {}, 1)

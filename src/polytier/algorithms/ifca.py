@@ -37,7 +37,7 @@ from polytier.stack.rows import Rows
 from polytier.stack.solvers import sgd
 from polytier.tree.collaboration import Collaboration
 
-TOLD = 1000  # largest number of devices whose pairs are recorded: half a million pairs with two clusters
+RECORDED = 1000  # largest number of devices whose pairs are recorded: half a million pairs with two clusters
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class IFCA(FedAvg):
             raise ValueError(f"num_clusters = {k} is more than the {n} devices; use at most {n}")
         if server.stale_answers:
             raise ValueError('IFCA would average stale models of earlier choices; use absent = "skip"')
-        warning = f"{n} devices are more than {TOLD}: IFCA records no collaboration matrix"
-        return [warning] if n > TOLD else []
+        warning = f"{n} devices are more than {RECORDED}: IFCA records no collaboration matrix"
+        return [warning] if n > RECORDED else []
 
     def init(self, x: Tensor) -> dict[str, Tensor]:
         centres = x.unsqueeze(1).repeat(1, self.num_clusters, 1)  # all but the first are moved in the first round
@@ -89,7 +89,7 @@ class IFCA(FedAvg):
     def collaboration(self, state: dict[str, Tensor]) -> Collaboration | None:  # type: ignore[override]
         choice = state["choice"].numpy()
         n = len(choice)  # 0 before the first round
-        if not 0 < n <= TOLD:
+        if not 0 < n <= RECORDED:
             return None
         same = (choice[:, None] == choice) & (choice >= 0) & ~np.eye(n, dtype=bool)
         pairs = np.argwhere(same)
