@@ -81,7 +81,7 @@ class Pipes:
 
 
 def kept_model(algorithm: Algorithm, rows: Rows, node: Children) -> Rows:
-    names = node.context.memory.names(node.tier)
+    names = node._context.memory.names(node.tier)
     return {"model": node.memory("model", node.initial)} if "model" in names else {}
 
 

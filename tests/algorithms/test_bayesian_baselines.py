@@ -239,7 +239,7 @@ def test_pfedgp_needs_classes():
     x = np.zeros((6, 2))
     for y in (np.zeros(6), np.zeros((6, 3), dtype=np.int64)):
         federation = Federation.from_arrays(x, y, np.repeat([0, 1], 3))
-        with pytest.raises(ValueError, match="pFedGP classifies samples.*give one class a sample"):
+        with pytest.raises(ValueError, match="pFedGP classifies samples.*give one class per sample"):
             make_loop(PFedGP(), federation, torch.nn.Linear(2, 3), batching="eager")
 
 

@@ -356,9 +356,9 @@ def test_advice(monkeypatch, caplog):
     for make_it in (lambda: SCAFFOLD(option="III"), lambda: IFCA(num_clusters=0), lambda: FC(momentum=1.1)):
         with pytest.raises(ValueError, match="allowed"):
             make_it()
-    monkeypatch.setattr(ifca, "TOLD", 6)
+    monkeypatch.setattr(ifca, "RECORDED", 6)
     with caplog.at_level(logging.WARNING, "polytier"):
         assert not run(IFCA(device_steps=1), {}, 1)[0].collaboration
         run(FC(nearest=8), {}, 1)
-    assert "7 devices are more than 6: IFCA does not tell who listens to whom" in caplog.text
+    assert "7 devices are more than 6: IFCA records no collaboration matrix" in caplog.text
     assert "nearest = 8 is more than the 7 clients" in caplog.text

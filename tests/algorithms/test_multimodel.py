@@ -384,7 +384,7 @@ def start(algorithm: Any, federation: Any = None, model: Any = "mclr", **setting
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_too_many_models(kind):
-    with pytest.raises(ValueError, match="4 models need at least as many devices a round, one each; there are 3"):
+    with pytest.raises(ValueError, match="4 models need at least as many devices per round, one each; there are 3"):
         start(kind(alike(FedAvg(), 4)))
     start(kind(alike(FedAvg(), 3)))
     with pytest.raises(ValueError, match="there are 2"):

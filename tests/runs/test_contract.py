@@ -135,8 +135,8 @@ class WrongShape(PerMFL):
 class WritesElsewhere(FedAvg):
     def device(self, x: Tensor, local: LocalProblem) -> Tensor:
         theta = super().device(x, local)
-        everyone = torch.arange(local.context.topology.size(local.tier))
-        local.context.memory.write(local.tier, "model", everyone, theta[:1].expand(len(everyone), -1))
+        everyone = torch.arange(local._context.topology.size(local.tier))
+        local._context.memory.write(local.tier, "model", everyone, theta[:1].expand(len(everyone), -1))
         return theta
 
 

@@ -1,4 +1,15 @@
-"""The methods, one file each."""
+"""The methods, one file each, and their names on the command line.
+
+The documentation of each method gives the paper, the objective, a table of its symbols, and what differs from the
+paper. Conventions in these tables:
+
+- f_i is the objective of device i: the mean loss over its training samples plus the l2 term; in deeper trees f_ij is
+  that of device j of team i.
+- n, m and d are the numbers of devices, teams and parameters; [n, d] are n models, one row per device.
+- "kept as NAME" are rows that nodes keep from round to round; "model" is the one that is evaluated.
+- "state" is what the server keeps; it is stored in checkpoints.
+- A step size "one number, or one per device" is `Step`: a number, a schedule such as 3/(60+t), or a list.
+"""
 
 from polytier.algorithms.al2gd import AL2GD
 from polytier.algorithms.apfl import APFL

@@ -1,31 +1,37 @@
-"""DemLearn: self-organising democratised learning (Nguyen, Pandey, Dang, Huh, Tran, Saad, Hong 2020).
+"""DemLearn: groups of similar devices, formed again and again, in several levels (Nguyen et al. 2020).
 
-The server groups devices by agglomerative clustering and averages their models up the hierarchy. A device learns
+Nguyen, Pandey, Dang, Huh, Tran, Saad, Hong, "Self-organizing Democratized Learning: Towards Large-scale Distributed
+Learning Systems", 2020. https://arxiv.org/abs/2007.03278
+
+The server clusters the devices hierarchically and averages their models in each group of each level. A device solves
 
     min_w f_i(w) + mu/2 sum_k |w - w^(k)|^2 / N^(k)
 
-where w^(k) is the model of its group of level k and N^(k) the number of devices in that group. It starts from
+where w^(k) is the model of its group of level k and N^(k) is the number of devices in that group. It starts from
 
     (1 - beta_t) w_i + beta_t sum_k w^(k) / N^(k) / sum_k 1 / N^(k)
 
-symbol  | field           | shape       | meaning
-w_i     | device model    | [n, d]      | kept as "model"; the server has a copy of each
-        | state "groups"  | [levels, n] | the group of each device, lowest level first: a row of "models"
-w^(k)   | state "models"  | [groups, d] | mean of the devices' models; the last one is of all: the global model
-K       | levels          |             | levels of groups: all, the two branches of the dendrogram, their branches, ..
-tau     | regroup_rounds  |             | rounds after which groups are formed anew; the first are formed after round 1
-        | cluster_by      |             | "models", or "updates": what the last local learning changed (a second row up)
-beta_t  | mix, mix_decay  |             | beta_t = mix * mix_decay^t in rounds t = 0, 1, ..
-mu      | device_pull     |             | pull to the groups' models
-        | device_lr, device_steps |     | step and number of steps of the local learning
+symbol | field          | shape       | meaning
+w_i    | device model   | [n, d]      | personal model, kept as "model"; the server keeps a copy of each
+       | state "groups" | [levels, n] | the group of each device in each level, lowest level first: a row of "models"
+w^(k)  | state "models" | [groups, d] | means of the devices' models; the last row is the mean of all, the global model
+K      | levels         |             | number of levels: all devices, the two branches of the dendrogram, theirs, ...
+tau    | regroup_rounds |             | rounds between two clusterings; the first one is after round 1
+       | cluster_by     |             | what is clustered: "models", or "updates", the change in the last round (which
+                                        is then sent too)
+beta_t | mix, mix_decay |             | beta_t = mix * mix_decay^t in rounds t = 0, 1, ...
+mu     | device_pull    |             | strength of the pull to the models of the groups
+       | device_lr      |             | step size of a device
+       | device_steps   |             | steps per device and round
 
-The pulls to the models of all levels are one pull to their mean by 1 / N^(k), so that a device is sent this row and one
-number. Absent devices count with the last model they sent (at first the initial one). Clustering takes time and memory
-O(n^2) at the server.
+The pulls to the models of all levels equal one pull to their mean with weights 1 / N^(k); a device receives this mean
+and one number. Devices that do not take part count with the last model they sent (before that with the initial
+model). Clustering takes O(n^2) time and memory at the server.
 
-Certain: clustering, the means, the objective and a beta that decays (DemLearn-P of the paper's first version; DemLearn
-there is mu = 0). Readings: average linkage of Euclidean distances; the mean at the start is normalised; levels are the
-depths of the dendrogram; a device that is alone in a group learns from the levels above; the rate of decay.
+From the paper: clustering, the means, the objective and a decreasing beta (DemLearn-P of the first version of the
+paper; its DemLearn is mu = 0).
+Interpretation: average linkage of Euclidean distances; the mean at the start is normalised; levels are the depths of
+the dendrogram; a device that is alone in a group learns from the levels above; how fast beta decreases.
 """
 
 from dataclasses import dataclass
@@ -47,13 +53,13 @@ from polytier.tree.pair_weights import SHOWN
 class DemLearn(Algorithm):
     tiers: ClassVar[int | None] = 2
     device_lr: Step = parameter(0.05, "", "step size of a device", above=0, per="node")
-    device_steps: int = parameter(20, "", "mini-batch steps of a device a round", least=1)
+    device_steps: int = parameter(20, "", "mini-batch steps per device and round", least=1)
     device_pull: float = parameter(0.002, "mu", "pull of a device's model to those of its groups", least=0)
-    levels: int = parameter(4, "K", "levels of groups, the group of all among them", least=1, most=16)
-    regroup_rounds: int = parameter(2, "tau", "rounds after which groups are formed anew", least=1)
+    levels: int = parameter(4, "K", "levels of groups, the group of all devices included", least=1, most=16)
+    regroup_rounds: int = parameter(2, "tau", "rounds between two clusterings", least=1)
     cluster_by: str = parameter("models", "", "what devices are grouped by", choices=("models", "updates"))
     mix: float = parameter(1.0, "beta", "share of the groups' models where a device starts", least=0, most=1)
-    mix_decay: float = parameter(0.7, "", "what is left of that share from round to round", least=0, most=1)
+    mix_decay: float = parameter(0.7, "", "factor of that share from round to round", least=0, most=1)
 
     def check(self, server: Children) -> list[str]:
         if len(server.kids[0]) < 2:
@@ -79,7 +85,7 @@ class DemLearn(Algorithm):
         return {"groups": groups, "models": models / groups.flatten().bincount().unsqueeze(1)}
 
     def guide(self, groups: Tensor, models: Tensor, present: Tensor) -> dict[str, Tensor]:
-        """The mean of the models of each device's groups, by 1 / N^(k), and its pull to it."""
+        """For the devices `present` [m]: the mean of their groups' models by 1 / N^(k), and the pull to it."""
         size = groups.flatten().bincount()[groups[:, present]]
         share = (size > 1).to(models.dtype) / size  # [levels, m]
         total = share.sum(0)
@@ -91,7 +97,7 @@ class DemLearn(Algorithm):
     def device(self, sent: dict[str, Tensor], local: LocalProblem) -> dict[str, Tensor]:
         start = anchor = local.memory("model", local.initial)
         pull: Tensor | float = 0.0
-        if sent:  # there are groups
+        if sent:  # not before the first clustering
             anchor, pull = sent["mean"], sent["pull"].unsqueeze(1)
             beta = self.mix * self.mix_decay**local.round
             start = (1 - beta) * start + beta * anchor
@@ -110,7 +116,7 @@ class DemLearn(Algorithm):
 
 
 def hierarchy(points: np.ndarray, levels: int) -> Tensor:
-    """[levels, n] the group of each point, lowest level first; groups are numbered on from level to level."""
+    """[levels, n] the group of each point [n, d], lowest level first; numbers continue from level to level."""
     from scipy.cluster.hierarchy import linkage, to_tree
 
     branches: list[list[Any]] = [[to_tree(linkage(points, "average"))]]

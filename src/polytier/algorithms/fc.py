@@ -1,27 +1,31 @@
-"""FC: federated clustering by thresholded distances of momenta (Werner, He, Karimireddy, Jordan, Jaggi 2023).
+"""FC: every client averages the momenta that are near its own (Werner, He, Karimireddy, Jordan, Jaggi 2023).
 
-"Provably personalized and robust federated learning". Every client has a model x_i and steps along the mean of the
-momenta that are near its own. Minimises sum_i f_i(x_i), clients of a cluster being near each other's optimum.
+Werner, He, Karimireddy, Jordan, Jaggi, "Provably Personalized and Robust Federated Learning", 2023.
+https://arxiv.org/abs/2306.08393
+
+Minimises sum_i f_i(x_i), for clients in clusters: those of a cluster have optima near each other. In each round the
+server clusters the momenta of the clients by distance, and every client steps along the centre of its cluster.
 
 symbol | field          | shape  | meaning
 x_i    | device model   | [n, d] | personal model, kept as "model"
-m_i    |                | [n, d] | momentum, kept as "momentum", 0 at first; the server has a copy of the last of each
-v_i    |                | [n, d] | the centre of the momenta around m_i, sent down
-eta    | device_lr      |        | step of a client (one number, or one a device)
+m_i    |                | [n, d] | momentum, kept as "momentum", 0 at first; the server keeps a copy of the last of each
+v_i    |                | [n, d] | centre of the momenta around m_i, sent to the client
+eta    | device_lr      |        | step size of a client (one number, or one per device)
 alpha  | 1 - momentum   |        | share of the new gradient in m_i
-tau_i  | nearest        |        | distance from v_i to that many nearest momenta, its own among them at first;
-                                   0: as many as its true group has, where the data say so
-       | cluster_rounds |        | rounds of the clustering
-pairs  | state          | [P]    | who was within tau_i in the last one, i * n + j
-known  | state          | [n]    | who took part so far: their last momenta count, whether they are there or not
+tau_i  | nearest        |        | threshold: the distance from v_i to so many of the nearest momenta, at first m_i
+                                   itself among them; 0: as many as the true group of the client has
+       | cluster_rounds |        | iterations of the clustering per round
+pairs  | state          | [P]    | the pairs within tau_i in the last iteration, as i * n + j
+known  | state          | [n]    | clients that have taken part: their last momenta count, also when they are absent
 
-With nearest = 1 it is local training with momentum. A round of the server takes time O(n^2 (n + d)) and holds all n^2
-products of momenta, from which the distances come; its state holds n * nearest pairs. Who is near shows groups while
-models move; at their optima all momenta are 0.
+With nearest = 1 it is local training with momentum. A round takes O(n^2 (n + d)) time at the server, which holds all
+n^2 inner products of momenta; the state holds n * nearest pairs. Who is near whom is meaningful while models move; at
+the optima all momenta are 0.
 
-Readings: of the paper's methods this is the one with momenta, each at its client's own model, and with every client as
-the centre of its own cluster. The paper leaves tau open; by rank, renewed in every clustering round, is what "given
-the true sizes of the clusters" is taken to mean. Differs from the paper: there everybody takes part.
+Interpretation: of the methods in the paper this is the one with momenta, each computed at the client's own model,
+with every client as the centre of its own cluster. The paper leaves tau open; here it is set by rank, in every
+iteration, as "given the true sizes of the clusters" suggests.
+Differs from the paper: there all clients take part in every round.
 """
 
 from dataclasses import dataclass
@@ -37,7 +41,7 @@ from polytier.method.parameters import Step, parameter
 from polytier.stack.rows import Rows
 from polytier.tree.collaboration import Collaboration
 
-HELD = 1 << 24  # numbers that are worked on at once
+HELD = 1 << 24  # numbers in memory at once
 
 
 @dataclass(frozen=True)
@@ -45,18 +49,18 @@ class FC(Algorithm):
     tiers: ClassVar[int | None] = 2
     budget: ClassVar[dict[str, float]] = {"rounds": 1.0}
     device_lr: Step = parameter(0.05, "eta", "step size of a client's model", above=0, per="node")
-    momentum: float = parameter(0.9, "1 - alpha", "share of the old in a new momentum", least=0, most=0.999)
-    nearest: int = parameter(0, "", "momenta in a client's centre; 0: as many as its true group has", least=0)
-    cluster_rounds: int = parameter(5, "", "rounds of the clustering", least=1)
+    momentum: float = parameter(0.9, "1 - alpha", "share of the old momentum in the new one", least=0, most=0.999)
+    nearest: int = parameter(0, "", "momenta within a client's threshold; 0: as many as its true group has", least=0)
+    cluster_rounds: int = parameter(5, "", "iterations of the clustering per round", least=1)
 
     def check(self, server: Children) -> list[str]:
         n = len(server.kids[0])
-        if not self.nearest and server.context.true_groups(server.tier + 1) is None:
+        if not self.nearest and server.true_groups is None:
             raise ValueError(
-                f"nearest = 0 takes the sizes of the true groups and these data have none; give nearest, from 1 to {n}"
+                f"nearest = 0 uses the sizes of the true groups and these data have none; give nearest, from 1 to {n}"
             )
-        more = f"nearest = {self.nearest} is more than the {n} clients: all are near each other"
-        return [more] if self.nearest > n else []
+        warning = f"nearest = {self.nearest} is more than the {n} clients: all are in one cluster; use at most {n}"
+        return [warning] if self.nearest > n else []
 
     def init(self, x: Tensor) -> dict[str, Tensor]:
         return {"known": torch.zeros(0, dtype=torch.bool), "pairs": torch.zeros(0, dtype=torch.int64)}
@@ -83,12 +87,12 @@ class FC(Algorithm):
         return {"known": known, "pairs": torch.cat(pairs).sort().values}
 
     def number(self, who: Tensor, clients: Children) -> Tensor:
-        """[n] how many of `who` are near each client."""
+        """[n] how many of `who` are within the threshold of each client."""
         n = len(clients.kids[0])
         if self.nearest:
             return torch.full((n,), min(self.nearest, len(who)))
-        true: Any = clients.context.true_groups(clients.tier + 1)
-        group = torch.from_numpy(np.unique(true, return_inverse=True)[1])
+        group = clients.true_groups
+        assert group is not None, "checked before the first round"
         return group[who].bincount(minlength=n)[group]
 
     def descent(self, sent: Rows, local: LocalProblem) -> Tensor:
@@ -112,7 +116,7 @@ class FC(Algorithm):
 
 
 def products(m: Tensor) -> Tensor:
-    """[N, N] <m_i, m_j>, in float64: distances are what is left of these."""
+    """[N, N] inner products <m_i, m_j>, in float64, because distances are small differences of them."""
     gram = torch.zeros(len(m), len(m), dtype=torch.float64)
     for piece in m.split(max(1, HELD // len(m)), 1):
         gram.addmm_(piece.double(), piece.double().T)
@@ -120,7 +124,17 @@ def products(m: Tensor) -> Tensor:
 
 
 def cluster(own: Tensor, gram: Tensor, number: Tensor, rounds: int) -> tuple[Tensor, Tensor]:
-    """[c, N] the shares of all momenta in the centres v that start at those of `own` [c], and who was near at last."""
+    """Cluster N momenta around c centres.
+
+    Args:
+        own: [c] the momentum that each centre starts from.
+        gram: [N, N] inner products of the momenta.
+        number: [c] how many momenta are within the threshold of each centre.
+        rounds: iterations.
+
+    Returns:
+        [c, N] the shares of the momenta in each centre, and [c, N] bool, which were within the threshold at last.
+    """
     num = len(gram)
     share = torch.nn.functional.one_hot(own, num).double()
     near = share > 0
@@ -129,6 +143,6 @@ def cluster(own: Tensor, gram: Tensor, number: Tensor, rounds: int) -> tuple[Ten
         distance = (share * product).sum(1, keepdim=True) - 2 * product + gram.diagonal()  # |v_i - m_j|^2
         distance = distance.clamp(min=0)
         near = distance <= distance.sort(1).values.gather(1, number.unsqueeze(1) - 1)  # tau_i^2
-        # v <- mean_j (m_j if it is near, else v), as a change of v: exactly none where it is alone
+        # v <- mean_j (m_j if it is near, else v), written as a change of v, which is exactly 0 for a centre alone
         share = share + (near.double() - near.sum(1, keepdim=True) * share) / num
     return share, near

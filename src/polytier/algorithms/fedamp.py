@@ -1,28 +1,35 @@
-"""FedAMP and HeurFedAMP: attentive message passing (Huang, Chu, Zhou, Wang, Liu, Pei, Zhang 2021).
+"""FedAMP and HeurFedAMP: every device learns most from the devices with similar models (Huang et al. 2021).
 
-Every device has a model w_i and listens most to those whose models are near its own. FedAMP minimises
+Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI 2021.
+https://arxiv.org/abs/2007.03797
+
+Every device has a model w_i. FedAMP minimises
 
     sum_i f_i(w_i) + lambda sum_{i<j} A(|w_i - w_j|^2),    A(x) = 1 - exp(-x / sigma)
 
-by a step on A at the server, which gives device i its cloud model u_i, and a proximal step at the device.
+by a gradient step on A at the server, which gives device i its cloud model u_i, and a proximal step at the device.
 
-symbol           | field           | shape  | meaning
-w_i              | device model    | [n, d] | kept as "model"; the server has a copy of each
-u_i              | cloud model     | [n, d] | sum_j xi_ij w_j: what device i is sent
-xi_ij            | state "weights" | [n, n] | those of each device's last round; not kept above 2,000 devices
-alpha_k          | attention_lr    |        | FedAMP: step on A; xi_ij = alpha_k A'(|w_i - w_j|^2), xi_ii the rest
-sigma            | sigma           |        | FedAMP: how far away a model is still listened to; HeurFedAMP: see below
-xi_ii            | self_weight     |        | HeurFedAMP: weight of the own model; the others share what is left,
-                                              each in proportion to exp(sigma cos(w_i, w_j))
-lambda / alpha_k | device_pull     |        | pull of a device's model to its cloud model
-                 | device_lr, device_steps | | step and number of steps that approximate the proximal step
+symbol         | field           | shape  | meaning
+w_i            | device model    | [n, d] | personal model, kept as "model"; the server keeps a copy of each
+u_i            | cloud model     | [n, d] | sum_j xi_ij w_j, sent to device i
+xi_ij          | state "weights" | [n, n] | the weights of the last round of each device; not kept above 2,000 devices
+alpha_k        | attention_lr    |        | FedAMP: step size on A; xi_ij = alpha_k A'(|w_i - w_j|^2), xi_ii: the rest
+sigma          | sigma           |        | FedAMP: squared distance at which A' has fallen to 1/e;
+                                            HeurFedAMP: see xi_ii
+xi_ii          | self_weight     |        | HeurFedAMP: weight of the device's own model; the others share the rest, in
+                                            proportion to exp(sigma cos(w_i, w_j))
+lambda/alpha_k | device_pull     |        | strength of the pull of a device's model to its cloud model
+               | device_lr       |        | step size of the proximal step
+               | device_steps    |        | steps per device and round that approximate the proximal step
 
-Those who do not take part keep their models and are in nobody's cloud model. The server compares all pairs of those who
-do, some rows of weights at a time: O(n^2 d). Distances are of differences, not of products: near models stay exact.
+Devices that do not take part keep their models and are in no cloud model. The server compares all pairs of the
+devices that take part: O(n^2 d) time; it holds some rows of weights at a time. Distances are computed from
+differences, not from inner products, which is exact also for models that are close to each other.
 
-Certain: the objective, xi and the proximal step. A reading: the proximal step starts at u_i, and is plain SGD.
-Differs from the paper: alpha_k is one number for all rounds, and lambda / alpha_k a number of its own, so that
-attention_lr = 0 is the proximal point method of each device alone; with device_pull = 0 too it is local training.
+From the paper: the objective, xi and the proximal step.
+Interpretation: the proximal step starts at u_i and is made by SGD.
+Differs from the paper: alpha_k is the same in all rounds, and lambda / alpha_k is a field of its own. So
+attention_lr = 0 is the proximal point method of each device alone, and with device_pull = 0 too it is local training.
 """
 
 from dataclasses import dataclass
@@ -39,20 +46,23 @@ from polytier.stack.solvers import proximal_sgd
 from polytier.tree.collaboration import Collaboration
 from polytier.tree.pair_weights import with_weights
 
-HELD = 1 << 24  # weights that are under way at once
+HELD = 1 << 24  # weights in memory at once
 
 
 @dataclass(frozen=True)
 class Attentive(Algorithm):
-    """What both have in common; `attention` is what sets them apart."""
+    """What FedAMP and HeurFedAMP have in common; they differ in `attention`."""
 
     tiers: ClassVar[int | None] = 2
     device_lr: Step = parameter(0.01, "", "step size of a device", above=0, per="node")
-    device_steps: int = parameter(20, "", "mini-batch steps of a device a round", least=1)
+    device_steps: int = parameter(20, "", "mini-batch steps per device and round", least=1)
     device_pull: float = parameter(1.0, "lambda/alpha_k", "pull of a device's model to its cloud model", least=0)
 
     def attention(self, rows: Tensor, w: Tensor, own: Tensor) -> Tensor:
-        """[r, m] how much `rows` [r, d] listen to each of w [m, d], m > 1; zero where `own` [r, m]."""
+        """[r, m] the weights of the models w [m, d] for the devices with models `rows` [r, d]; m > 1.
+
+        They are 0 where `own` [r, m] is True, for the weight of a device's own model.
+        """
         raise NotImplementedError
 
     def init(self, x: Tensor) -> dict[str, Tensor]:
@@ -87,16 +97,15 @@ class Attentive(Algorithm):
 
 @dataclass(frozen=True)
 class FedAMP(Attentive):
-    attention_lr: float = parameter(0.1, "alpha_k", "step of the server on the attention between models", least=0)
-    sigma: float = parameter(10.0, "sigma", "squared distance at which attention has fallen to 1/e", above=0)
+    attention_lr: float = parameter(0.1, "alpha_k", "step size of the server on the attention between models", least=0)
+    sigma: float = parameter(10.0, "sigma", "squared distance at which the attention has fallen to 1/e", above=0)
 
     def check(self, server: Children) -> list[str]:
         others = len(server.kids[0]) - 1
         most, better = self.attention_lr / self.sigma * others, f"{self.sigma / max(1, others):.3g}"
-        told = (
-            f"attention_lr / sigma * {others} other devices = {most:g} is above 1: a device's weight of its own model"
-        )
-        return [f"{told} may be negative; use attention_lr = {better}"] if most > 1 else []
+        product = f"attention_lr / sigma * {others} other devices = {most:g} is above 1"
+        warning = f"{product}: a device's weight of its own model may be negative; use attention_lr = {better}"
+        return [warning] if most > 1 else []
 
     def attention(self, rows: Tensor, w: Tensor, own: Tensor) -> Tensor:
         x = torch.cdist(rows, w, compute_mode="donot_use_mm_for_euclid_dist") ** 2
@@ -106,9 +115,9 @@ class FedAMP(Attentive):
 @dataclass(frozen=True)
 class HeurFedAMP(Attentive):
     self_weight: float = parameter(0.5, "xi_ii", "weight of a device's own model", least=0, most=1)
-    sigma: float = parameter(10.0, "sigma", "how much more is listened to a model of the same direction", least=0)
+    sigma: float = parameter(10.0, "sigma", "how strongly models of the same direction are preferred", least=0)
 
     def attention(self, rows: Tensor, w: Tensor, own: Tensor) -> Tensor:
-        unit = torch.nn.functional.normalize(w, dim=1)  # no direction at all: cosine 0
+        unit = torch.nn.functional.normalize(w, dim=1)  # a model of all zeros has cosine 0 to the others
         cosine = torch.nn.functional.normalize(rows, dim=1) @ unit.T
         return (1 - self.self_weight) * torch.softmax((self.sigma * cosine).masked_fill(own, -torch.inf), 1)

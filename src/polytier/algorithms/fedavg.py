@@ -1,11 +1,17 @@
-"""FedAvg (McMahan et al. 2017): local SGD from the global model, then the mean.
+"""FedAvg: local SGD from the global model, then the mean of the models (McMahan et al. 2017).
+
+McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient Learning of Deep Networks from Decentralized
+Data", AISTATS 2017. https://arxiv.org/abs/1602.05629
 
 Minimises mean_i f_i(x), the mean weighted by samples.
 
 symbol | field        | shape  | meaning
 x      | state        | [1, d] | global model
-alpha  | device_lr    |        | step of a device
-L      | device_steps |        | mini-batch steps a round
+alpha  | device_lr    |        | step size of a device (one number, or one per device)
+L      | device_steps |        | mini-batch steps per device and round
+n_k/n  | weights      |        | how models are averaged
+
+There is no personal model. Differs from the paper: a device takes L mini-batch steps instead of a number of epochs.
 """
 
 from dataclasses import dataclass
@@ -24,7 +30,7 @@ from polytier.stack.solvers import sgd
 class FedAvg(Algorithm):
     tiers: ClassVar[int | None] = 2
     device_lr: Step = parameter(0.01, "alpha", "step size of a device", above=0, per="node")
-    device_steps: int = parameter(20, "L", "mini-batch steps of a device a round", least=1)
+    device_steps: int = parameter(20, "L", "mini-batch steps per device and round", least=1)
     weights: str = parameter("samples", "n_k/n", "how models are averaged", choices=("samples", "uniform"))
 
     def server(self, x: Tensor, devices: Children) -> Tensor:
@@ -34,4 +40,4 @@ class FedAvg(Algorithm):
         return sgd(local, x, local.value(self.device_lr), self.device_steps)
 
     def personal(self, x: Rows | None, local: LocalProblem) -> Tensor | None:
-        return None  # one model for all
+        return None  # all devices use the global model

@@ -1,9 +1,15 @@
-"""FedAvg + fine-tuning: FedAvg's global model, then a few steps on each device's own training data.
+"""FedAvg + fine-tuning: the global model of FedAvg, then some steps on each device's own training samples.
 
-symbol | field      | meaning
-x      | state      | [1, d] global model, as in FedAvg
-theta  | personal   | [n, d] made from x whenever it is asked for; devices keep nothing
-       | tune_lr, tune_steps | the fine-tuning
+A baseline of the CoBo paper (Hashemi, He, Jaggi 2024) and others. Minimises what FedAvg minimises; see fedavg.py for
+the citation.
+
+symbol | field      | shape  | meaning
+x      | state      | [1, d] | global model, as in FedAvg
+theta  | personal   | [n, d] | personal model, made from x when it is needed; devices keep nothing
+       | tune_lr    |        | step size of the fine-tuning
+       | tune_steps |        | mini-batch steps of the fine-tuning
+
+The other fields are those of FedAvg.
 """
 
 from dataclasses import dataclass

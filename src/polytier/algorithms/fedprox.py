@@ -1,8 +1,15 @@
-"""FedProx (Li et al. 2020): FedAvg whose local objective is f_i(theta) + mu/2 |theta - x|^2.
+"""FedProx: FedAvg with a local objective that is pulled to the global model (Li et al. 2020).
 
-symbol | field       | meaning
-mu     | device_pull | pull of a device to the global model; 0 is FedAvg
-others | as in FedAvg
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks", MLSys 2020.
+https://arxiv.org/abs/1812.06127
+
+Each device minimises f_i(theta) + mu/2 |theta - x|^2 approximately; the server averages as in FedAvg.
+
+symbol | field       | shape  | meaning
+x      | state       | [1, d] | global model
+mu     | device_pull |        | strength of the pull of a device to the global model; 0 is FedAvg
+
+The other fields are those of FedAvg. Differs from the paper: all devices take the same number of steps.
 """
 
 from dataclasses import dataclass

@@ -1,19 +1,24 @@
-"""FedRep: a shared representation and a head for every device (Collins, Hassani, Mokhtari, Shakkottai 2021).
+"""FedRep: a shared body and a head per device (Collins, Hassani, Mokhtari, Shakkottai 2021).
 
-Minimises mean_i min_{h_i} f_i(phi, h_i) over the body phi; the head is what is called "head.*" in the model.
+Collins, Hassani, Mokhtari, Shakkottai, "Exploiting Shared Representations for Personalized Federated Learning",
+ICML 2021. https://arxiv.org/abs/2102.07078
 
-symbol  | field        | shape        | meaning
-phi     | state        | [1, d]       | the body; its head's columns are those of the first model and never change
-h_i     | head         | [n, d_head]  | kept at the device; starts from the first model's
-q_i     | personal     | [n, d]       | the server's body with the device's own head, made whenever it is asked for
-alpha   | device_lr    |              | step of a device on head and body (one number, or one a device)
-tau     | head_steps   |              | steps on the head a round, with the body as it was received
-        | body_steps   |              | steps on the body a round, with the head just trained
+Minimises mean_i min_{h_i} f_i(phi, h_i) over the body phi. The head are the parameters whose names match "head.*".
 
-Only the body travels, in both directions. There is no global model: nobody has a head for all.
+symbol | field      | shape       | meaning
+phi    | state      | [1, d]      | the body; the columns of the head are those of the initial model and never change
+h_i    |            | [n, d_head] | head of a device, kept as "head"; starts from that of the initial model
+q_i    | personal   | [n, d]      | personal model, made when it is needed: the server's body with the device's own head
+alpha  | device_lr  |             | step size of a device on head and body (one number, or one per device)
+tau    | head_steps |             | steps on the head per round, with the body as it was received
+       | body_steps |             | steps on the body per round, with the head just trained
+1/rn   | weights    |             | how bodies are averaged
 
-Differs from the paper: its Algorithm 1 takes one step on the body, its experiments more; here it is `body_steps`. Both
-kinds of steps are on mini-batches. A device that has not taken part yet has the first head.
+Only the body is sent, in both directions. There is no global model, because no head is shared. A device that has not
+taken part has the initial head.
+
+Differs from the paper: Algorithm 1 takes one step on the body, the experiments several; here it is `body_steps`. All
+steps are on mini-batches.
 """
 
 from dataclasses import dataclass
@@ -34,19 +39,19 @@ class FedRep(Algorithm):
     tiers: ClassVar[int | None] = 2
     budget: ClassVar[dict[str, float]] = {"head_steps": 0.5, "body_steps": 0.5}
     device_lr: Step = parameter(0.01, "alpha", "step size of a device", above=0, per="node")
-    head_steps: int = parameter(10, "tau", "mini-batch steps of a device on its head a round", least=1)
-    body_steps: int = parameter(10, "", "mini-batch steps of a device on the body a round", least=1)
+    head_steps: int = parameter(10, "tau", "mini-batch steps per device and round on the head", least=1)
+    body_steps: int = parameter(10, "", "mini-batch steps per device and round on the body", least=1)
     weights: str = parameter("uniform", "1/rn", "how bodies are averaged", choices=("uniform", "samples"))
 
     def check(self, server: Children) -> list[str]:
         head = server.columns(HEAD)
         if not head.any():
-            names = ", ".join(server.context.objective.names)
+            names = ", ".join(server.parameter_names)
             raise ValueError(
                 f"FedRep needs parameters named {HEAD}, got {names}; call the model's last layer `head`, or use FedAvg"
             )
-        alone = f"all parameters of the model are named {HEAD}: nothing is shared and every device trains alone; "
-        return [alone + "use a model with a body, e.g. dnn"] if head.all() else []
+        warning = f"all parameters of the model are named {HEAD}: nothing is shared and every device trains alone; "
+        return [warning + "use a model with more layers, e.g. dnn"] if head.all() else []
 
     def server(self, x: Tensor, devices: Children) -> Tensor:
         body = ~devices.columns(HEAD)
@@ -72,6 +77,6 @@ class FedRep(Algorithm):
         return self.joined(x, local)
 
     def joined(self, x: Tensor, local: LocalProblem) -> Tensor:
-        """x [n, d] with each device's own head."""
+        """[n, d] the models x with the head of each device in place of theirs."""
         head = local.columns(HEAD)
         return x.masked_scatter(head, local.memory("head", x[:, head]))

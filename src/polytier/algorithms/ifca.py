@@ -1,23 +1,27 @@
-"""IFCA: an efficient framework for clustered federated learning (Ghosh, Chung, Yin, Ramchandran 2020).
+"""IFCA: k models; every device trains the one with the lowest loss on its data (Ghosh et al. 2020).
 
-k models; every device takes the one that fits its training data best, trains it, and the server averages those who
-took the same. Minimises sum_i min_j f_i(x_j), the sum weighted by samples.
+Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020.
+https://arxiv.org/abs/2006.04088
 
-symbol  | field         | shape     | meaning
-theta_j | state         | [1, k, d] | the models, "centres"; all are sent to every device
-        | state         | [n]       | "choice": what each device took last, -1 if it never took part
-k       | num_clusters  |           | number of models; with 1 it is FedAvg
-        | spread        |           | the first centre is the initial model, the others that plus uniform draws from
-                                      [-spread, spread] for each parameter
-alpha   | device_lr     |           | step of a device
-L       | device_steps  |           | mini-batch steps a round
-        | weights       |           | how the models of a cluster are averaged
+Minimises sum_i min_j f_i(theta_j), the sum weighted by samples. The server averages the models of the devices that
+chose the same one (the option "model averaging" of the paper).
 
-A device's choice is by its loss on all training data, ties to the first; so is its personal model, from the last
-centres. A centre that nobody took stays. This is the paper's model averaging. Above 1,000 devices who listens to whom
-is not told: it is n^2 / k pairs a round that is kept.
+symbol  | field           | shape     | meaning
+theta_j | state "centres" | [1, k, d] | the k models; all are sent to every device
+        | state "choice"  | [n]       | the model that each device chose last, -1 if it has not taken part
+k       | num_clusters    |           | number of models; with 1 it is FedAvg
+        | spread          |           | the first model is the initial one; the others are the initial one plus uniform
+                                        random numbers in [-spread, spread]
+alpha   | device_lr       |           | step size of a device (one number, or one per device)
+L       | device_steps    |           | mini-batch steps per device and round
+        | weights         |           | how the models of a cluster are averaged
 
-Differs from the paper: it asks for good initial centres and draws them at random; here they are near the initial model.
+A device chooses by its loss on all its training samples; of equal losses the first one wins. Its personal model is
+the one of the current models that it would choose. A model that no device chose stays as it is. Above 1,000 devices
+no collaboration matrix is recorded, as it would have n^2 / k pairs in every recorded round.
+
+Differs from the paper: there the first models are drawn independently at random; here they are near the initial
+model.
 """
 
 from dataclasses import dataclass
@@ -33,25 +37,25 @@ from polytier.stack.rows import Rows
 from polytier.stack.solvers import sgd
 from polytier.tree.collaboration import Collaboration
 
-TOLD = 1000  # devices; half a million pairs with two clusters
+RECORDED = 1000  # largest number of devices whose pairs are recorded: half a million pairs with two clusters
 
 
 @dataclass(frozen=True)
 class IFCA(FedAvg):
     num_clusters: int = parameter(2, "k", "number of models", least=1)
-    spread: float = parameter(0.05, "", "how far the first centres are from the initial model", above=0)
+    spread: float = parameter(0.05, "", "largest difference of the first models from the initial one", above=0)
 
     def check(self, server: Children) -> list[str]:
         n, k = len(server.kids[0]), self.num_clusters
         if k > n:
             raise ValueError(f"num_clusters = {k} is more than the {n} devices; use at most {n}")
-        if server.context.absent == "stale":
-            raise ValueError('IFCA averages models of this round\'s choices alone; use absent = "skip"')
-        told = f"{n} devices are more than {TOLD}: IFCA does not tell who listens to whom"
-        return [told] if n > TOLD else []
+        if server.stale_answers:
+            raise ValueError('IFCA would average stale models of earlier choices; use absent = "skip"')
+        warning = f"{n} devices are more than {RECORDED}: IFCA records no collaboration matrix"
+        return [warning] if n > RECORDED else []
 
     def init(self, x: Tensor) -> dict[str, Tensor]:
-        centres = x.unsqueeze(1).repeat(1, self.num_clusters, 1)  # drawn apart in the first round
+        centres = x.unsqueeze(1).repeat(1, self.num_clusters, 1)  # all but the first are moved in the first round
         return {"centres": centres, "choice": torch.zeros(0, dtype=torch.int64)}
 
     def server(self, state: dict[str, Tensor], devices: Children) -> dict[str, Tensor]:
@@ -85,7 +89,7 @@ class IFCA(FedAvg):
     def collaboration(self, state: dict[str, Tensor]) -> Collaboration | None:  # type: ignore[override]
         choice = state["choice"].numpy()
         n = len(choice)  # 0 before the first round
-        if not 0 < n <= TOLD:
+        if not 0 < n <= RECORDED:
             return None
         same = (choice[:, None] == choice) & (choice >= 0) & ~np.eye(n, dtype=bool)
         pairs = np.argwhere(same)
@@ -93,7 +97,7 @@ class IFCA(FedAvg):
 
 
 def best(centres: Tensor, local: LocalProblem) -> tuple[Tensor, Tensor]:
-    """[n, d], [n] the centre of least training loss, and its number; centres [n, k, d]."""
+    """[n, d], [n] of the models `centres` [n, k, d] the one with the lowest training loss, and its number."""
     data = local.full()
     choice = torch.stack([local.loss(x, data) for x in centres.unbind(1)], 1).argmin(1)
     return centres.take_along_dim(choice[:, None, None], 1).squeeze(1), choice

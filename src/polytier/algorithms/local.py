@@ -1,9 +1,11 @@
-"""Local: every device trains alone; nothing travels. What any collaboration has to beat.
+"""Local training: every device trains alone. The baseline that any collaboration has to beat.
 
-symbol | field        | meaning
-theta  | device model | [n, d], kept as "model"
-alpha  | device_lr    | step of a device
-L      | device_steps | mini-batch steps a round
+Minimises f_i(theta_i) for every device. Devices receive an empty message per round and send nothing.
+
+symbol | field        | shape  | meaning
+theta  | device model | [n, d] | personal model, kept as "model"
+alpha  | device_lr    |        | step size of a device (one number, or one per device)
+L      | device_steps |        | mini-batch steps per device and round
 """
 
 from dataclasses import dataclass
@@ -22,10 +24,10 @@ from polytier.stack.solvers import sgd
 class LocalTraining(Algorithm):
     tiers: ClassVar[int | None] = 2
     device_lr: Step = parameter(0.01, "alpha", "step size of a device", above=0, per="node")
-    device_steps: int = parameter(20, "L", "mini-batch steps of a device a round", least=1)
+    device_steps: int = parameter(20, "L", "mini-batch steps per device and round", least=1)
 
     def server(self, state: Tensor, devices: Children) -> Tensor:
-        devices.solve({})  # an empty message: go on
+        devices.solve({})  # an empty message: devices only have to run
         return state
 
     def device(self, x: Rows, local: LocalProblem) -> Rows:

@@ -1,20 +1,19 @@
-"""Oracle: FedAvg within each true group of devices. What a method that has to find the groups can hope for.
+"""Oracle: FedAvg within each true group of devices. A reference for methods that have to find the groups.
 
-Minimises sum_g mean_{i in g} f_i(x_g), each mean weighted by samples.
+A baseline of the CoBo paper (Hashemi, He, Jaggi 2024). Minimises sum_g mean_{i in g} f_i(x_g), means weighted by
+samples.
 
-symbol | field  | shape     | meaning
-x_g    | state  | [1, k, d] | the groups' models, "centres"
-g      |        | [n]       | a device's group, sent along in every round and kept as "group"
-others | as in FedAvg
+symbol | field           | shape     | meaning
+x_g    | state "centres" | [1, k, d] | the model of each group
+g      |                 | [n]       | the group of a device, sent with the model in every round and kept as "group"
 
-The data say who belongs together (`Federation.cluster`). A device's personal model is the last one of its group; one
-that never took part knows no group and has the initial model.
+The other fields are those of FedAvg. The groups come with the data (`Federation.cluster`). The personal model of a
+device is the current model of its group; a device that has not taken part does not know its group and has the initial
+model.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,26 +25,27 @@ from polytier.stack.rows import Rows
 @dataclass(frozen=True)
 class Oracle(FedAvg):
     def check(self, server: Children) -> list[str]:
-        if server.context.true_groups(server.tier + 1) is None:
+        if server.true_groups is None:
             raise ValueError(
                 "Oracle needs the true groups of the devices and these data have none; use the partition "
                 "clusters-permuted or clusters-disjoint, or give your .npz a column cluster"
             )
-        if server.context.absent == "stale":
-            raise ValueError('Oracle averages the answers of this round alone; use absent = "skip"')
+        if server.stale_answers:
+            raise ValueError('Oracle averages the answers of the current round only; use absent = "skip"')
         return []
 
     def init(self, x: Tensor) -> dict[str, Tensor]:
-        return {"centres": x.unsqueeze(1)}  # as many as there are groups after the first round
+        return {"centres": x.unsqueeze(1)}  # one row per group after the first round
 
     def server(self, state: dict[str, Tensor], devices: Children) -> dict[str, Tensor]:
-        true: Any = devices.context.true_groups(devices.tier + 1)
-        (label, group), present = np.unique(true, return_inverse=True), devices.draw()[0]
+        group, present = devices.true_groups, devices.draw()[0]
+        assert group is not None, "checked before the first round"
         if not len(present):
             return state
-        x, of = state["centres"][0].expand(len(label), -1), torch.from_numpy(group)[present]
+        number, of = int(group.max()) + 1, group[present]
+        x = state["centres"][0].expand(number, -1)
         answers = devices.call("solve", {"model": x[of], "group": of}, to=present, each=True)
-        models = answers.grouped(of, len(label), {"model": x})["model"]
+        models = answers.grouped(of, number, {"model": x})["model"]
         return {"centres": models.mean(self.weights).unsqueeze(0)}
 
     def device(self, sent: dict[str, Tensor], local: LocalProblem) -> dict[str, Tensor]:

@@ -1,21 +1,26 @@
-"""Per-FedAvg: a global model from which one step on a device's own data goes far (Fallah, Mokhtari, Ozdaglar 2020).
+"""Per-FedAvg: a global model that one step adapts well to each device (Fallah, Mokhtari, Ozdaglar 2020).
+
+Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning: A Meta-Learning Approach", 2020.
+https://arxiv.org/abs/2002.07948
 
 Minimises mean_i F_i(w), F_i(w) = f_i(w - alpha grad f_i(w)), whose gradient is (I - alpha H_i(w)) grad f_i(w~_i) with
-w~_i = w - alpha grad f_i(w) and the Hessian H_i.
+w~_i = w - alpha grad f_i(w) and the Hessian H_i of f_i.
 
 symbol  | field        | shape  | meaning
 w       | state        | [1, d] | global model
-theta_i | personal     | [n, d] | made from w by `adapt_steps` steps on training data, whenever it is asked for
-beta    | device_lr    |        | step of a device on F_i (one number, or one a device)
-alpha   | inner_lr     |        | step inside F_i, and of the personal models; 0 is FedAvg
-tau     | device_steps |        | steps of a device a round
-delta   | hessian_step |        | how far to both sides of w the Hessian's product is measured
-        | variant      |        | "first-order": the Hessian is taken for 0; "hessian-free": by two more gradients
+theta_i | personal     | [n, d] | personal model, made from w when it is needed, by `adapt_steps` steps on training data
+beta    | device_lr    |        | step size of a device on F_i (one number, or one per device)
+alpha   | inner_lr     |        | step size inside F_i and of the personal models; 0 is FedAvg
+tau     | device_steps |        | steps per device and round
+delta   | hessian_step |        | step of the central difference of gradients that approximates H_i d
+        | variant      |        | "first-order": H_i is taken as 0; "hessian-free": by two more gradients
+        | adapt_steps  |        | steps from the global model to a personal one
+n_k/n   | weights      |        | how models are averaged
 
-A step draws its mini-batches D, D', D'' apart and takes 2 gradients (first-order) or 4 (hessian-free).
+A step draws its mini-batches D, D', D'' independently and takes 2 gradients (first-order) or 4 (hessian-free).
 
-Differs from the paper: the mean is weighted by samples, as FedAvg's; there it is plain (weights = "uniform").
-Its exact gradient, with second derivatives, is not built; "hessian-free" is the paper's own stand-in for it.
+Differs from the paper: the mean is weighted by samples, as in FedAvg; there it is plain (weights = "uniform"). The
+exact gradient, with second derivatives, is not implemented; "hessian-free" is the paper's own approximation of it.
 """
 
 from dataclasses import dataclass
@@ -32,9 +37,9 @@ from polytier.stack.solvers import sgd
 
 @dataclass(frozen=True)
 class PerFedAvg(FedAvg):
-    budget: ClassVar[dict[str, float]] = {"device_steps": 0.5}  # two gradients a step
+    budget: ClassVar[dict[str, float]] = {"device_steps": 0.5}  # two gradients per step
     inner_lr: Step = parameter(0.01, "alpha", "step size inside the objective", least=0, per="node")
-    variant: str = parameter("first-order", "", "what becomes of the Hessian", choices=("first-order", "hessian-free"))
+    variant: str = parameter("first-order", "", "approximation of the Hessian", choices=("first-order", "hessian-free"))
     hessian_step: float = parameter(0.001, "delta", "step of the difference of gradients (hessian-free)", above=0)
     adapt_steps: int = parameter(1, "", "steps from the global model to a personal one", least=1)
 
@@ -43,7 +48,7 @@ class PerFedAvg(FedAvg):
         w = x
         for _ in range(self.device_steps):
             inner = w - alpha * local.grad(w, local.batch(stream="inner"))  # w~, on D
-            d = local.grad(inner)  # on D'; FedAvg's own draws, so that alpha = 0 is FedAvg to the bit
+            d = local.grad(inner)  # on D', the mini-batches of FedAvg, so that alpha = 0 is FedAvg to the bit
             if self.variant == "hessian-free":
                 held = local.batch(stream="hessian")  # D''
                 product = (local.grad(w + delta * d, held) - local.grad(w - delta * d, held)) / (2 * delta)  # H d

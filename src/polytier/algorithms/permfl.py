@@ -1,6 +1,9 @@
-"""PerMFL: personalised multi-tier federated learning (Banerjee, Dadras, Yurtsever, Bhuyan).
+"""PerMFL: a model for every device, every team and the server (Banerjee, Dadras, Yurtsever, Bhuyan 2024).
 
-Minimises, over a model for the server, each team and each device (Eq. 2),
+Banerjee, Dadras, Yurtsever, Bhuyan, "Personalized Multi-tier Federated Learning", 2024.
+https://arxiv.org/abs/2407.14251
+
+Minimises over the models of the server, the teams and the devices (Eq. 2)
 
     mean_i mean_j [ f_ij(theta_ij) + lambda/2 |theta_ij - w_i|^2 + gamma/2 |w_i - x|^2 ]
 
@@ -8,15 +11,19 @@ symbol | field        | shape  | meaning
 x      | state        | [1, d] | global model
 w_i    | team model   | [m, d] | model of team i, kept as "model"
 theta  | device model | [n, d] | personal model, kept as "model"
-alpha  | device_lr    |        | step of a device (one number, or one a device)
-eta    | team_lr      |        | step of a team (one number, one a team, or by tier)
-beta   | server_lr    |        | step of the server
-lambda | device_pull  |        | pull of a device to its team
-gamma  | team_pull    |        | pull of a team to its parent (one number, or by tier)
-L, K   | device_steps, team_rounds | | steps of a device, rounds of a team (a number, or by tier)
+alpha  | device_lr    |        | step size of a device (one number, or one per device)
+eta    | team_lr      |        | step size of a team (one number, one per team, or by tier)
+beta   | server_lr    |        | step size of the server
+lambda | device_pull  |        | strength of the pull of a device to its team
+gamma  | team_pull    |        | strength of the pull of a team to its parent (one number, or by tier)
+L      | device_steps |        | mini-batch steps per device and team round
+K      | team_rounds  |        | team rounds per round of the server (a number, or by tier)
+1/N    | weights      |        | how models are averaged
 
-Every inner node takes the same step, so it runs over any number of tiers (nested Moreau envelopes).
-With no team tier at all it is x <- x - beta lambda (x - mean theta).
+Every inner node takes the same step, so the method runs on any number of tiers (nested Moreau envelopes). Without
+teams it is x <- x - beta lambda (x - mean theta).
+
+Differs from the paper: the steps are those of the paper; trees with more or fewer than three tiers are an extension.
 """
 
 from dataclasses import dataclass
@@ -35,9 +42,9 @@ class PerMFL(Algorithm):
     team_lr: Step = parameter(0.03, "eta", "step size of a team", above=0, per="node")
     server_lr: float = parameter(0.6, "beta", "step size of the server", above=0)
     device_pull: float = parameter(0.5, "lambda", "pull of a device's model to its team's", least=0)
-    team_pull: Step = parameter(1.5, "gamma", "pull of a team's model to the server's", least=0, per="tier")
-    device_steps: int = parameter(20, "L", "mini-batch steps of a device in a team round", least=1)
-    team_rounds: Step = parameter(10, "K", "rounds of a team in a round of the server", least=1, per="tier")
+    team_pull: Step = parameter(1.5, "gamma", "pull of a team's model to its parent's", least=0, per="tier")
+    device_steps: int = parameter(20, "L", "mini-batch steps per device and team round", least=1)
+    team_rounds: Step = parameter(10, "K", "team rounds per round of the server", least=1, per="tier")
     weights: str = parameter("uniform", "1/N", "how models are averaged", choices=("uniform", "samples"))
 
     def server(self, x: Tensor, teams: Children) -> Tensor:

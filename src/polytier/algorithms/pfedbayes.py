@@ -1,26 +1,30 @@
-"""pFedBayes: personalised federated learning via variational Bayesian inference (Zhang, Li, Li, Guo, Shao 2022).
+"""pFedBayes: a Gaussian over the weights of every device, by variational inference (Zhang, Li, Li, Guo, Shao 2022).
 
-Every device has a Gaussian q_i over the weights, every weight by itself, and the server one, w. They minimise
+Zhang, Li, Li, Guo, Shao, "Personalized Federated Learning via Variational Bayesian Inference", ICML 2022.
+https://arxiv.org/abs/2206.07977
+
+Every device has a Gaussian q_i over the weights, with independent components, and the server has one, w. Minimises
 
     mean_i F_i(w),  F_i(w) = min_{q_i} E_{theta ~ q_i} f_i(theta) + zeta / n_i KL(q_i || w)
 
-(the paper's objective divided by n_i: its loss is a sum over the samples, f_i is their mean).
+This is the objective of the paper divided by n_i: its loss is a sum over the samples, f_i is their mean.
 
-symbol     | field             | shape  | meaning
-w          | state model, rho  | [1, d] | global Gaussian: means, and rho, where deviations are log(1 + exp(rho))
-w_i        | local copy        | [n, d] | what a device moves towards its q_i and sends up
-q_i        | device model, rho | [n, d] | personal Gaussian; its means are the personal model
-eta_1      | device_lr         |        | step of q_i
-eta_2      | global_lr         |        | step of w_i; both steps times zeta / (n_i deviation^2) must stay below 2
-beta       | server_lr         |        | step of the server
-zeta       |                   |        | weight of the KL term; 0: devices train alone
-R          | device_steps      |        | steps of q_i and w_i in turn, each on a fresh mini-batch
-K          | num_samples       |        | draws of the weights a step, all on its mini-batch
-n_i        |                   |        | training samples of the device
-           | prior_deviation   |        | the deviation that all weights start with
+symbol | field             | shape  | meaning
+w      | state             | [1, d] | global Gaussian: means "model" and "rho", with deviations log(1 + exp(rho))
+w_i    | local copy        | [n, d] | copy of w that a device moves towards its q_i and sends to the server
+q_i    | device model, rho | [n, d] | personal Gaussian, kept as "model" and "rho"; its means are the personal model
+eta_1  | device_lr         |        | step size of q_i (one number, or one per device)
+eta_2  | global_lr         |        | step size of w_i; both step sizes times zeta / (n_i deviation^2) must be below 2
+beta   | server_lr         |        | step size of the server
+zeta   | zeta              |        | weight of the KL term; with 0 every device trains alone
+R      | device_steps      |        | steps per device and round: on a new mini-batch one of q_i, then one of w_i
+K      | num_samples       |        | draws of the weights per step, all on the mini-batch of the step
+n_i    |                   |        | number of training samples of the device
+       | prior_deviation   |        | deviation of all weights at the start
 
-A reading, not certain: q_i goes on from round to round (from w when a device first takes part); w_i moves after q_i.
-Differs from the paper: a device predicts by the means of q_i, not by an average over draws of its weights.
+Interpretation: q_i is kept from round to round (it starts from w when a device first takes part); w_i moves after
+q_i.
+Differs from the paper: a device predicts with the means of q_i, not with an average over draws of the weights.
 """
 
 import math
@@ -34,7 +38,7 @@ from polytier.method.algorithm import Algorithm
 from polytier.method.node import Children, LocalProblem
 from polytier.method.parameters import Step, parameter
 
-Gaussian = dict[str, Tensor]  # model, rho
+Gaussian = dict[str, Tensor]  # [n, d] each: the means "model", and "rho" with deviations softplus(rho)
 
 
 @dataclass(frozen=True)
@@ -44,16 +48,14 @@ class PFedBayes(Algorithm):
     global_lr: Step = parameter(0.01, "eta_2", "step size of a device's copy of the global one", above=0, per="node")
     server_lr: float = parameter(1.0, "beta", "step size of the server", above=0)
     zeta: float = parameter(1.0, "zeta", "weight of the divergence from the global Gaussian", least=0)
-    device_steps: int = parameter(20, "R", "mini-batch steps of a device a round", least=1)
-    num_samples: int = parameter(1, "K", "draws of the weights a step", least=1)
+    device_steps: int = parameter(20, "R", "mini-batch steps per device and round", least=1)
+    num_samples: int = parameter(1, "K", "draws of the weights per step", least=1)
     prior_deviation: float = parameter(0.1, "", "deviation of the weights at the start", above=0)
 
     def check(self, server: Children) -> list[str]:
-        context = server.context
-        devices = LocalProblem(context, context.topology.leaf, torch.arange(server.num_devices), server.clock)
-        curvature = self.zeta / (devices.samples.unsqueeze(1) * self.prior_deviation**2)  # of KL in the means
+        curvature = self.zeta / (server.device_samples() * self.prior_deviation**2)  # of KL in the means
         steps = {"device_lr": self.device_lr, "global_lr": self.global_lr}
-        products = {name: float((devices.value(field) * curvature).max()) for name, field in steps.items()}
+        products = {name: float((server.device_values(field) * curvature).max()) for name, field in steps.items()}
         return [
             f"{name} * zeta / (n prior_deviation^2) = {p:.3g} at some device; "
             f"means diverge at 2: use a smaller {name} or zeta, or a larger prior_deviation"
@@ -81,7 +83,7 @@ class PFedBayes(Algorithm):
         return w
 
     def expected_grad(self, q: Gaussian, step: int, local: LocalProblem) -> Gaussian:
-        """Of E f(mean + deviation * noise), estimated on one mini-batch by `num_samples` draws of the noise."""
+        """Gradient of E f(mean + deviation * noise), estimated on one mini-batch by `num_samples` draws of noise."""
         batch, deviation = local.batch(), softplus(q["rho"])
         total = {k: torch.zeros_like(v) for k, v in q.items()}
         for draw in range(self.num_samples):
@@ -92,14 +94,14 @@ class PFedBayes(Algorithm):
 
 
 def normal(local: LocalProblem, purpose: str, like: Tensor) -> Tensor:
-    """[n, d] normal draws of each device, by Box and Muller."""
+    """[n, d] standard normal random numbers of each device, by the Box-Muller transform; `like` is [n, d]."""
     u = local.uniform(purpose, 2 * like.shape[1])
     radius, angle = (-2 * torch.log1p(-u[:, ::2])).sqrt(), 2 * math.pi * u[:, 1::2]
     return (radius * angle.cos()).to(like.dtype)
 
 
 def softplus(rho: Tensor) -> Tensor:
-    # not F.softplus: its bits depend on where in a stack a number is
+    """log(1 + exp(rho)). Not F.softplus: its last bits depend on the position of a number in the tensor."""
     return rho.clamp(min=0) + torch.log1p(torch.exp(-rho.abs()))
 
 
@@ -109,7 +111,7 @@ def slope(deviation: Tensor) -> Tensor:
 
 
 def divergence(q: Gaussian, w: Gaussian) -> Gaussian:
-    """The gradient of KL(q || w) = sum log(s_w / s_q) + (s_q^2 + (m_q - m_w)^2) / (2 s_w^2) - 1/2."""
+    """Gradients of KL(q || w) = sum log(s_w / s_q) + (s_q^2 + (m_q - m_w)^2) / (2 s_w^2) - 1/2."""
     apart, s_q, s_w = q["model"] - w["model"], softplus(q["rho"]), softplus(w["rho"])
     return {
         "q_model": apart / s_w**2,

@@ -1,20 +1,27 @@
-"""pFedMe: personalised federated learning with Moreau envelopes (T. Dinh, Tran, Nguyen 2020).
+"""pFedMe: a personal model per device by Moreau envelopes (T. Dinh, Tran, Nguyen 2020).
+
+T. Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020.
+https://arxiv.org/abs/2006.08848
 
 Minimises mean_i F_i(x), F_i(x) = min_theta [ f_i(theta) + lambda/2 |theta - x|^2 ].
 
 symbol  | field        | shape  | meaning
 w       | state        | [1, d] | global model
-w_i     | local model  | [n, d] | what a device sends up; not its personal model
+w_i     | local model  | [n, d] | what a device sends to the server; not its personal model
 theta_i | device model | [n, d] | personal model, kept as "model"
-        | device_lr    |        | step of the inner solver
-eta     | local_lr     |        | step of w_i
-beta    | server_lr    |        | step of the server
-lambda  | device_pull  |        | pull of theta_i to w_i
-K, R    | device_steps, local_rounds | | inner steps on one mini-batch, local rounds
+        | device_lr    |        | step size of the inner solver (one number, or one per device)
+eta     | local_lr     |        | step size of w_i (one number, or one per device)
+beta    | server_lr    |        | step size of the server
+lambda  | device_pull  |        | strength of the pull of theta_i to w_i
+K       | device_steps |        | inner steps, all on one mini-batch
+R       | local_rounds |        | local rounds per device and round of the server
+1/S     | weights      |        | how models are averaged
 
-Differs from the paper: there all devices update and the server averages a sample of them; here the
-devices that take part update. PerMFL with one device a team, gamma -> 0 and beta gamma = pFedMe's beta
-is the same method, on full gradients (pFedMe holds a mini-batch for its K steps, PerMFL draws anew).
+Differs from the paper: there all devices update and the server averages a sample of them; here only the devices that
+take part update.
+
+PerMFL with one device per team, gamma -> 0 and beta gamma equal to beta of pFedMe is the same method on full
+gradients (pFedMe uses one mini-batch for its K steps, PerMFL draws a new one for each).
 """
 
 from dataclasses import dataclass
@@ -36,7 +43,7 @@ class PFedMe(Algorithm):
     server_lr: float = parameter(1.0, "beta", "step size of the server", above=0)
     device_pull: float = parameter(15.0, "lambda", "pull of the personal model to the local one", least=0)
     device_steps: int = parameter(5, "K", "inner steps on one mini-batch", least=1)
-    local_rounds: int = parameter(20, "R", "local rounds of a device a round", least=1)
+    local_rounds: int = parameter(20, "R", "local rounds per device and round", least=1)
     weights: str = parameter("uniform", "1/S", "how models are averaged", choices=("uniform", "samples"))
 
     def server(self, w: Tensor, devices: Children) -> Tensor:

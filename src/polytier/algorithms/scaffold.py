@@ -1,22 +1,26 @@
-"""SCAFFOLD: stochastic controlled averaging for federated learning (Karimireddy et al. 2020).
+"""SCAFFOLD: FedAvg with control variates that correct the local steps (Karimireddy et al. 2020).
 
-Minimises mean_i f_i(x), every device alike. Controls c_i and c estimate the gradients of f_i and of the mean; local
-steps are corrected by their difference, so that devices do not drift to their own optima.
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+ICML 2020. https://arxiv.org/abs/1910.06378
 
-symbol | field        | shape  | meaning
-x, c   | state        | [1, d] | global model "model" and the server's control "control"; both are sent to the devices
-y_i    |              | [n, d] | local model, sent up
-c_i    |              | [n, d] | control of a device, kept as "control", 0 at first; its change is sent up
-eta_l  | device_lr    |        | step of a device (one number, or one a device)
-eta_g  | server_lr    |        | step of the server
-K      | device_steps |        | mini-batch steps a round
-option |              |        | how c_i is renewed: "I" from a gradient at x on a mini-batch of its own, "II" from
-                                  the local steps, at no extra cost
+Minimises mean_i f_i(x), all devices weighted equally. The controls c_i and c estimate the gradients of f_i and of
+their mean; local steps are corrected by the difference, so that devices do not drift to their own optima.
 
-N counts all registered devices, S those that take part. Means are uniform, as in the paper: c is the mean of all c_i
-only then. With identical devices that all take part and full gradients it is FedAvg.
+symbol | field           | shape  | meaning
+x      | state "model"   | [1, d] | global model, sent to the devices
+c      | state "control" | [1, d] | control of the server, 0 at first, sent to the devices
+y_i    |                 | [n, d] | local model, sent to the server
+c_i    |                 | [n, d] | control of a device, kept as "control", 0 at first; its change is sent
+eta_l  | device_lr       |        | step size of a device (one number, or one per device)
+eta_g  | server_lr       |        | step size of the server
+K      | device_steps    |        | mini-batch steps per device and round
+       | option          |        | how c_i is updated: "I" from a gradient at x on a separate mini-batch, "II" from the
+                                    local steps, without another gradient
 
-Differs from the paper: option I is a mini-batch gradient; with a batch size of all samples it is the full one.
+N is the number of registered devices, S are those that take part. Means are uniform, as in the paper: only then is c
+the mean of all c_i. With identical devices that all take part, and full gradients, the method is FedAvg.
+
+Differs from the paper: option I uses a mini-batch gradient; with a batch size of all samples it is the full one.
 """
 
 from dataclasses import dataclass
@@ -36,12 +40,12 @@ class SCAFFOLD(Algorithm):
     tiers: ClassVar[int | None] = 2
     device_lr: Step = parameter(0.01, "eta_l", "step size of a device", above=0, per="node")
     server_lr: float = parameter(1.0, "eta_g", "step size of the server", above=0)
-    device_steps: int = parameter(20, "K", "mini-batch steps of a device a round", least=1)
-    option: str = parameter("II", "", "how a device renews its control", choices=("I", "II"))
+    device_steps: int = parameter(20, "K", "mini-batch steps per device and round", least=1)
+    option: str = parameter("II", "", "how a device updates its control", choices=("I", "II"))
 
     def check(self, server: Children) -> list[str]:
-        if server.context.absent == "stale":
-            raise ValueError('SCAFFOLD would count the same change of a control again; use absent = "skip"')
+        if server.stale_answers:
+            raise ValueError('SCAFFOLD would count a stale change of a control again; use absent = "skip"')
         return []
 
     def init(self, x: Tensor) -> dict[str, Tensor]:
@@ -49,7 +53,7 @@ class SCAFFOLD(Algorithm):
 
     def server(self, state: dict[str, Tensor], devices: Children) -> dict[str, Tensor]:
         x, c, sent_up = state["model"], state["control"], devices.solve(state)
-        mean, share = sent_up.mean(), int(sent_up.count) / len(devices.kids[0])  # |S|/N; 0 changes nothing
+        mean, share = sent_up.mean(), int(sent_up.count) / len(devices.kids[0])  # |S|/N; with 0 nothing changes
         x = x + self.server_lr * (mean["model"] - x)  # Alg. 1, line 17
         c = c + share * mean["control"]  # line 17
         return {"model": x, "control": c}
@@ -68,4 +72,4 @@ class SCAFFOLD(Algorithm):
         return {"model": y, "control": new - own}
 
     def personal(self, x: Rows | None, local: LocalProblem) -> None:
-        return None  # one model for all
+        return None  # all devices use the global model

@@ -1,25 +1,30 @@
-"""Validation-based weights: devices mix in whose models do well on their own validation samples.
+"""Validation weights: devices mix models by their loss on their own validation samples (Wagner, Fan, Jaggi 2024).
 
-Wagner, Fan, Jaggi 2024, "Personalized collaborative fine-tuning for on-device large language models", the scheme by
-validation performance. In a round every device trains its own model, gets the models of others, and mixes:
+Wagner, Fan, Jaggi, "Personalized Collaborative Fine-Tuning for On-Device Large Language Models", COLM 2024, the
+variant by validation performance. https://openreview.net/forum?id=bwo3GVsgOv
+
+In a round every device trains its own model by f_i, receives models of other devices, and mixes:
 
     w_ij = softmax_j(-loss_i(theta_j) / temperature),    theta_i <- sum_j w_ij theta_j
 
-over itself and its candidates j, where loss_i is measured on all validation samples of device i.
+over itself and its candidates j, where loss_i is the loss on all validation samples of device i.
 
 symbol  | field           | shape  | meaning
-theta_i | device model    | [n, d] | kept as "model": after mixing
-w_ij    | state "weights" | [n, n] | those of each device's last round; not kept above 2,000 devices
-k       | candidates      |        | models a device gets in a round; 0: those of all who take part
-        | temperature     |        | small: only the best model; large: the plain mean
-        | device_lr, device_steps | | step and number of steps of the local training
+theta_i | device model    | [n, d] | personal model after mixing, kept as "model"
+w_ij    | state "weights" | [n, n] | the weights of the last round of each device; not kept above 2,000 devices
+k       | candidates      |        | models that a device receives per round; 0: those of all devices that take part
+        | temperature     |        | small: only the best model counts; large: the plain mean
+        | device_lr       |        | step size of the local training (one number, or one per device)
+        | device_steps    |        | mini-batch steps per device and round
 
-The server relays: a device gets k models (k d numbers) and answers its weights. With fewer candidates than devices,
-those who take part stand in a random circle, new in every round, and each gets the k next. With all of them a round
-moves and computes O(n^2 d); few are under way at once. Validation samples choose weights here: judge on test samples.
+The server forwards models: a device receives k models (k d numbers) and answers its weights. With fewer candidates
+than devices, those that take part are placed on a circle in random order, in every round anew, and each receives the
+models of the k next ones. With all candidates a round transfers and computes O(n^2 d); only some are in memory at a
+time. The validation samples choose the weights, so results should be judged on test samples.
 
-Certain: trust by the loss on own validation samples, normalised over clients, after local steps. A reading: softmax.
-Differs from the paper: whole models are mixed, not LoRA updates on a common base.
+From the paper: weights by the loss on a device's own validation samples, normalised over clients, after local steps.
+Interpretation: the softmax.
+Differs from the paper: whole models are mixed, not LoRA updates of a common base.
 """
 
 from dataclasses import dataclass
@@ -36,24 +41,24 @@ from polytier.stack.solvers import sgd
 from polytier.tree.collaboration import Collaboration
 from polytier.tree.pair_weights import with_weights
 
-HELD = 1 << 24  # numbers of candidates that are under way at once
+HELD = 1 << 24  # numbers of candidate models in memory at once
 
 
 @dataclass(frozen=True)
 class ValidationWeights(Algorithm):
     tiers: ClassVar[int | None] = 2
     device_lr: Step = parameter(0.01, "", "step size of a device", above=0, per="node")
-    device_steps: int = parameter(20, "", "mini-batch steps of a device a round", least=1)
-    temperature: float = parameter(1.0, "", "how even the weights are", above=0)
-    candidates: int = parameter(0, "k", "models a device gets in a round; 0: all", least=0)
+    device_steps: int = parameter(20, "", "mini-batch steps per device and round", least=1)
+    temperature: float = parameter(1.0, "", "temperature of the softmax: large values make equal weights", above=0)
+    candidates: int = parameter(0, "k", "models that a device receives per round; 0: all", least=0)
 
     def check(self, server: Children) -> list[str]:
-        start, end = server.context.batches.federation.span("validation")
-        without = int((end <= start).sum())
+        samples = server.device_samples("validation")
+        without = int((samples == 0).sum())
         if without:
             raise ValueError(
-                f"{without} of {len(start)} devices have no validation samples, by which models are weighted; "
-                "cut some off with --split 3:1:1, and leave out devices with few samples"
+                f"{without} of {len(samples)} devices have no validation samples, by which models are weighted; "
+                "make some with --split 3:1:1, and leave out devices with few samples"
             )
         return []
 
@@ -72,7 +77,7 @@ class ValidationWeights(Algorithm):
         return with_weights(state, n, present, torch.cat([present.unsqueeze(1), present[others]], 1), torch.cat(w))
 
     def draw_candidates(self, present: Tensor, devices: Children) -> Tensor:
-        """[m, k] for each of `present` the places there of those whose models it gets."""
+        """[m, k] for each of `present` [m] the positions in `present` of those whose models it receives."""
         m = len(present)
         k = min(self.candidates or m, m - 1)
         circle = devices.by_name(present)[devices.shared("candidates", m).argsort()]

@@ -1,1 +1,1 @@
-"""The seam: what a method is, and what a tier's program is given."""
+"""What a method is (`Algorithm`), and what the program of a tier is given (`Children`, `LocalProblem`)."""

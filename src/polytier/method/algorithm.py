@@ -1,7 +1,7 @@
-"""The seam: a method is what each tier runs, written as functions of rows.
+"""What a method is: a frozen dataclass whose methods are the programs of the tiers, written as functions of rows.
 
-A program never sees how many rows it is given, where its children live or how messages travel. The
-same lines run for ten thousand simulated devices and, with n = 1, on one real device.
+A program does not know how many rows it is given, where its children are or how messages travel. The same lines run for
+ten thousand simulated devices and, with n = 1, on one real device.
 """
 
 from __future__ import annotations
@@ -23,11 +23,51 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A method. Its fields are all its hyper-parameters; its functions are what each tier runs."""
+    """Base class of all methods.
 
-    tiers: ClassVar[int | None] = None  # 2: a flat method; deeper trees are collapsed for it
-    # which fields share out the gradients that a device may take in a round; "rounds": it takes 1 / share in one of its
-    # own rounds, and several of these make one of other methods
+    A method derives from it as a frozen dataclass. Its fields, made by `parameter`, are all its hyper-parameters; it
+    has no other state. Its programs are `server`, `device` and, for trees with teams, `team`. Further methods can be
+    run at the children by `Children.call`. The other methods of this class are optional.
+
+    Programs must return new rows, leave their arguments unchanged and treat every row by itself; `check_algorithm`
+    tests this.
+
+    Attributes:
+        tiers: 2 for a method without teams; deeper trees are flattened for it. None: any number of tiers.
+        budget: for comparisons at equal cost, the share of the gradients per device and round that each field of steps
+            gets. ``"rounds"``: the method has no such field and takes 1 / share gradients per device in one of its
+            rounds; several of these rounds count as one.
+
+    Raises:
+        ValueError: on construction, if the value of a field is not allowed.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> from polytier import Algorithm, Federation, Step, parameter, train
+        >>> @dataclass(frozen=True)
+        ... class OneStep(Algorithm):
+        ...     device_lr: Step = parameter(0.5, "alpha", "step size of a device", above=0, per="node")
+        ...
+        ...     def server(self, x, teams):  # x [1, d]
+        ...         return teams.solve(x).mean()  # runs team() at every team that takes part
+        ...
+        ...     def team(self, x, devices):  # x [m, d]: what the server sent, one row per team
+        ...         w = devices.solve(x).mean()  # runs device() at every device that takes part
+        ...         devices.keep(model=w)  # evaluated as the model of the team
+        ...         return w
+        ...
+        ...     def device(self, x, local):  # x [n, d]: one row per device
+        ...         theta = x - local.value(self.device_lr) * local.grad(x)
+        ...         local.keep(model=theta)  # evaluated as the personal model
+        ...         return theta
+        >>> x, y, device, team = [[0.0], [1.0], [2.0], [3.0]], [0, 0, 1, 1], [0, 1, 2, 3], ["a", "a", "b", "b"]
+        >>> federation = Federation.from_arrays(x, y, device, team, shares=(1, 0, 0))
+        >>> run = train(OneStep(device_lr=0.1), federation, "mclr", rounds=2)
+        >>> run.rounds, tuple(run.personal.shape), tuple(run.team.shape), tuple(run.global_.shape)
+        (2, (4, 4), (2, 4), (4,))
+    """
+
+    tiers: ClassVar[int | None] = None
     budget: ClassVar[dict[str, float]] = {"device_steps": 1.0}
 
     def __post_init__(self) -> None:
@@ -38,55 +78,81 @@ class Algorithm:
 
     @property
     def frame(self) -> int:
-        """Rounds for which schedules keep their value."""
+        """Number of rounds during which schedules keep their value."""
         return 1
 
     def parts(self) -> Mapping[str, Algorithm]:
-        """The methods of several models on one pool, by name, for a wrapper of them."""
+        """The methods of several models by model name, if this method trains several models on one pool of devices."""
         return {}
 
     def check(self, server: Children) -> list[str]:
-        """Before the first round: warnings about these settings on this tree; a ValueError if they cannot work."""
+        """Check the settings on this tree and these data, before the first round.
+
+        Returns:
+            Warnings, which are logged.
+
+        Raises:
+            ValueError: if the method cannot run.
+        """
         return []
 
     def init(self, x: Rows) -> Rows:
-        """What the server keeps between rounds, from the first model [1, d] (of several: by name); checkpointed."""
+        """What the server keeps between rounds, its state; it is stored in checkpoints.
+
+        Args:
+            x: [1, d] the initial model (of several models: a dict by model name).
+        """
         return x
 
     def server(self, state: Rows, children: Children) -> Rows:
-        """One round."""
-        raise NotImplementedError(f"{type(self).__name__} needs a server program")
+        """Run one round at the server and return the new state."""
+        raise NotImplementedError(f"{type(self).__name__} has no server program; define server(self, state, children)")
 
     def team(self, x: Rows, children: Children) -> Rows:
-        """Runs at every inner tier; x is what the parent sent."""
+        """Run the program of the teams, of every tier between server and devices.
+
+        Args:
+            x: [m, ...] what the parent sent, one row per team.
+            children: the children of these teams.
+
+        Returns:
+            [m, ...] what is sent to the parent.
+        """
         return children.solve(x).mean()
 
     def device(self, x: Rows, local: LocalProblem) -> Rows:
-        """Runs at the devices, the only program that sees data."""
-        raise NotImplementedError(f"{type(self).__name__} needs a device program")
+        """Run the program of the devices. `local` is the only access to data.
+
+        Args:
+            x: [n, ...] what the parent sent, one row per device.
+            local: the objective and the samples of these devices.
+
+        Returns:
+            [n, ...] what is sent to the parent.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no device program; define device(self, x, local)")
 
     def global_model(self, state: Rows) -> Tensor | None:
-        """[1, d], or None if the method has no model for the whole population."""
+        """[1, d] the model for all devices, from the state of the server; None if the method has none."""
         return state.get("model") if isinstance(state, dict) else state
 
     def publish(self, state: Rows) -> Rows | None:
-        """[1, ...] what every device is given before `personal`; counts no traffic."""
+        """[1, ...] what every device is given before `personal`; not counted as traffic."""
         return None
 
     def personal(self, x: Rows | None, local: LocalProblem) -> Tensor | None:
-        """[n, d] the devices' own models, made from training data alone; None if the method has none."""
+        """[n, d] the personal models, made from training samples alone; None if the method has none.
+
+        Args:
+            x: [n, ...] the row of `publish` for each device, or None.
+            local: the devices.
+        """
         return local.memory("model", local.initial)
 
     def collaboration(self, state: Rows) -> Collaboration | None:
-        """Who listens to whom, for a method that learns it; ids are the positions of the server's children."""
+        """Who learns from whom, for a method that learns it; ids are the positions of the server's children."""
         return None
 
     def predict(self, model: Tensor, local: LocalProblem, inputs: Tensor) -> Tensor:
-        """Outputs [n, B, ...] of the models [n, d] on inputs [n, B, ...]."""
+        """[n, B, ...] the outputs of the models [n, d] on inputs [n, B, ...]."""
         return local.apply(model, inputs)
-
-
-# -- what a program is given --------------------------------------------------------------------------
-
-
-# -- how a call is run --------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Messages between nodes, and what may go wrong with them."""
+"""Messages between nodes, and the errors of a call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,26 @@ if TYPE_CHECKING:
 
 
 class Diverged(RuntimeError):
-    """Some rows are no longer finite numbers."""
+    """Training has diverged: some rows hold NaN or infinity.
+
+    Args:
+        round_: the round, counted from 1.
+        tier: the name of the tier, e.g. ``"device"``.
+        nodes: the names of the nodes whose rows are not finite.
+
+    Attributes:
+        round: the round, counted from 1.
+        tier: the name of the tier.
+        nodes: the names of the nodes.
+
+    Examples:
+        >>> from polytier import Diverged
+        >>> error = Diverged(3, "team", ["north", "south"])
+        >>> print(error)
+        diverged in round 3: the model of team north, south is no longer finite; lower team_lr, then device_lr
+        >>> error.nodes
+        ['north', 'south']
+    """
 
     def __init__(self, round_: int, tier: str, nodes: Sequence[str]) -> None:
         super().__init__(round_, tier, nodes)
@@ -26,7 +45,7 @@ class Diverged(RuntimeError):
     def __str__(self) -> str:
         some = ", ".join(self.nodes[:5]) + (f" and {len(self.nodes) - 5} more" if len(self.nodes) > 5 else "")
         kind = self.tier.rstrip("0123456789")
-        # devices are the first to show what a team's or the server's step has blown up
+        # a too large step of a team or of the server is often first noticed at the devices
         steps = {
             "device": "device_lr (or team_lr and server_lr, if they are large)",
             "team": "team_lr, then device_lr",
@@ -37,15 +56,19 @@ class Diverged(RuntimeError):
 
 
 class NodesLost(RuntimeError):
-    """Some nodes and what they kept are gone: the process that ran them has ended."""
+    """The process of some nodes has ended, and the rows that these nodes kept are lost."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """When a program runs: the round, and the call's number, nested as parent_call * 2^16 + k.
+    """When a program runs. It is part of the key of every random draw.
 
-    k counts the calls of one program, so that a method which asks its devices something else in between
-    draws the same for its training as one that does not; what it asks draws under streams of its own.
+    field | meaning
+    round | the round, counted from 0
+    call  | the number of the call: call_of_the_parent * 2^16 + k for the k-th call of the same method
+
+    k counts the calls of each method separately. So a method that calls something else between its training steps draws
+    the same numbers for training as one that does not.
     """
 
     round: int
@@ -54,16 +77,20 @@ class Clock:
 
 @dataclass(frozen=True)
 class Call:
-    """A message to some nodes of a tier.
+    """A message to some nodes of one tier.
 
-    rows   | [senders, ...] what is sent
-    sender | [n] the row each receiver gets
-    method | the name of a method of the algorithm ("solve": the tier's own program), or a function of the house
-    blocks | [n] the block in which each answer is summed, or None for all answers
-    shares | [n] each receiver's share of the samples in its parent's sum
-    quiet  | evaluation: counts no traffic, writes nothing
-    scope  | which of several models this is about; "": there is one
-    only   | [devices], as in the federation: those that this scope may reach; None: as participation has it
+    field  | shape          | meaning
+    tier   |                | the tier of the receivers
+    ids    | [n]            | the receivers, by number in their tier
+    method |                | a method of the algorithm by name ("solve": the program of the tier), or a function
+    clock  |                | when the receivers run
+    rows   | [senders, ...] | what is sent
+    sender | [n]            | the row of `rows` that each receiver gets
+    blocks | [n] or None    | the block in which each answer is summed; None: all answers are returned
+    shares | [n] or None    | each receiver's share of the samples in the sum of its parent
+    quiet  |                | True for an evaluation: traffic is not counted and nothing is kept
+    scope  |                | the model that this call is about, if there are several; else ""
+    only   | [devices] or None | the devices that may be reached, in the order of the federation; None: all
     """
 
     tier: int
@@ -79,11 +106,11 @@ class Call:
     only: Tensor | None = None
 
     def part(self, start: int, end: int) -> Call:
-        """The same call to the receivers start .. end alone."""
+        """The same call to the receivers start .. end - 1."""
         return self.take(slice(start, end))
 
     def take(self, which: Tensor | slice) -> Call:
-        """The same call to some of the receivers; where answers are summed, to those of neighbouring whole blocks."""
+        """The same call to some of the receivers. If answers are summed, these must be consecutive whole blocks."""
         used, sender = torch.unique(self.sender[which], return_inverse=True)
         blocks = None if self.blocks is None else self.blocks[which]
         return dataclasses.replace(

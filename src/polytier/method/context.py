@@ -1,4 +1,4 @@
-"""What the programs of a run share: the context they run in, and the messages between nodes."""
+"""What the programs of a run share. Internal to the package: algorithms use the named parts of a node instead."""
 
 from __future__ import annotations
 
@@ -23,19 +23,29 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
+    """What carries calls to their receivers."""
+
     def deliver(self, call: Call) -> Iterator[Any]:
-        """Run the call at its receivers. Yields, in order, rows [k, ...], or `Folded` blocks if `call.blocks`."""
+        """Run a call at its receivers.
+
+        Yields:
+            The answers in the order of the receivers, as rows [k, ...]; if `call.blocks` is given, `Folded` blocks.
+        """
         ...
 
 
 @dataclass
 class Context:
-    """What every program of a run shares. An engine has one in each process.
+    """What all programs of a run share. An engine has one in each process.
 
-    scopes | where several models share one pool of devices: a context for each, by name, with its own algorithm,
-             objective, data, memory and ledger; the context above them only says who trains what
-    module | the model as it was given
-    hold   | rounds for which a schedule keeps its value (a frame of MFA-RR)
+    field         | meaning
+    participation | one rule per tier; that of the server is not used
+    absent        | "skip", or "stale": children that do not take part count with their last answer
+    device_steps  | number of gradients of one device on one mini-batch so far
+    module        | the model as it was given
+    name, scopes  | if several models are trained on one pool of devices: a context per model, by name, each with its
+                    own algorithm, objective, data, memory and ledger; the context above them has the name ""
+    hold          | number of rounds during which a schedule keeps its value (see `Algorithm.frame`)
     """
 
     algorithm: Algorithm
@@ -43,11 +53,11 @@ class Context:
     objective: Objective
     batches: Batches
     memory: Memory
-    participation: tuple[Participation, ...]  # by tier; the server's is never read
+    participation: tuple[Participation, ...]
     seed: int = 0
     batch_size: int | str = 32
     absent: str = "skip"
-    device_steps: int = 0  # gradient evaluations on one mini-batch by one device, so far
+    device_steps: int = 0
     metrics: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = field(default_factory=dict)
     engine: Engine = field(default=None, repr=False)  # type: ignore[assignment]
     ledger: Ledger = field(default=None, repr=False)  # type: ignore[assignment]
@@ -58,11 +68,11 @@ class Context:
 
     @cached_property
     def samples(self) -> tuple[Tensor, ...]:
-        """By tier: training samples below each node."""
+        """By tier: [nodes] number of training samples of each node, its own or those of all devices below it."""
         return self.topology.summed(self.batches.federation.samples[self.topology.order])
 
     def true_groups(self, tier: int) -> np.ndarray | None:
-        """[nodes] the true group of each node of a tier; None if the data have none, or a node mixes them."""
+        """[nodes] the true group of each node of a tier; None if the data have none, or a node has several."""
         cluster = self.batches.federation.cluster
         if cluster is None:
             return None
@@ -71,13 +81,15 @@ class Context:
         return of_device[first] if (of_device == of_device[first][node]).all() else None
 
     def scope(self, name: str) -> Context:
+        """The context of a model by name; "" is this one."""
         return self.scopes[name] if name else self
 
     @property
     def parts(self) -> list[Context]:
-        """The contexts that models are trained in: the scopes, or this one."""
+        """The contexts in which models are trained: the scopes, or this one."""
         return list(self.scopes.values()) or [self]
 
     @property
     def all_steps(self) -> int:
+        """`device_steps` of all models."""
         return sum(part.device_steps for part in self.parts)

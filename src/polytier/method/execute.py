@@ -15,19 +15,28 @@ from polytier.stack.rows import Rows, as_dict, map_rows
 
 
 def takes_local(program: Callable) -> bool:
-    """Whether this is a program of devices, by the name of its last parameter."""
+    """Whether this is a program of devices: the name of its last parameter is `local`."""
     return list(inspect.signature(program).parameters)[-1] == "local"
 
 
 def relay(name: str, rows: Rows, team: Children) -> Rows:
-    """The mean, by samples, of what a team's devices answer to a program of theirs; zeros where nobody does."""
+    """Run a program of devices for a team.
+
+    Returns:
+        [m, ...] the mean of the answers of each team's devices, weighted by samples; zeros where nobody answered.
+    """
     answers = team.call(name, rows)
     zeros = map_rows(torch.zeros_like, answers.sums["samples"] if answers.sums else rows)
     return answers.mean("samples", empty=zeros)
 
 
 def execute(context: Context, call: Call, start: int, end: int) -> Rows:
-    """Run a call's program at its receivers start .. end."""
+    """Run the program of a call at its receivers start .. end - 1 and return their answers [end - start, ...].
+
+    Raises:
+        ValueError: if a program does not answer one row per node.
+        Diverged: if an answer holds NaN or infinity.
+    """
     context, ids = context.scope(call.scope), call.ids[start:end]
     algorithm, leaf = context.algorithm, context.topology.leaf
     kind = LocalProblem if call.tier == leaf else Children
@@ -43,8 +52,9 @@ def execute(context: Context, call: Call, start: int, end: int) -> Rows:
         answer = call.method(algorithm, rows, node)
     for value in as_dict(answer).values():
         if len(value) != len(ids):
-            raise ValueError(f"{type(algorithm).__name__}.{name} was given {len(ids)} rows and answered {len(value)}")
-    answer = map_rows(lambda r: r.cpu(), answer)  # the only time in a tile that anything waits for an accelerator
+            what = f"{type(algorithm).__name__}.{name} was given {len(ids)} rows and answered {len(value)}"
+            raise ValueError(f"{what}; answer one row per node, in the order of the rows given")
+    answer = map_rows(lambda r: r.cpu(), answer)  # the only point of a tile that waits for an accelerator
     if not call.quiet:
         check_finite(node, answer)
     return answer

@@ -1,11 +1,12 @@
-"""Rows that nodes keep, in files of their own instead of memory and checkpoints: for populations too large for these.
+"""Rows that nodes keep, in files instead of memory and checkpoints, for populations that are too large for these.
 
-A checkpoint does not copy the rows. It starts an epoch, and from then on a row is noted down, as it was, before it is
-written over for the first time; after a kill this brings the rows back to where the last checkpoint was.
+A checkpoint does not copy the rows. It starts an epoch. During an epoch the old value of a row is written to a journal
+before the row is overwritten for the first time. After a crash the journals restore the rows of the last checkpoint.
 
-FOLDER/TIER.NAME.*      | mapped tensors [nodes, ...]: rows, kept, and noted, the epoch in which a row was last noted
-FOLDER/epoch            | the epoch now, for all processes
-FOLDER/journal-EPOCH-PID | what one process noted: records of a length, then a pickled (tier, name, ids, rows)
+FOLDER/TIER.NAME.*       | mapped tensors [nodes, ...]: the rows, which are kept, and the epoch in which each row was
+                           last written to a journal ("noted")
+FOLDER/epoch             | the current epoch, for all processes
+FOLDER/journal-EPOCH-PID | the journal of one process: records of a length, then a pickled (tier, name, ids, rows)
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ LENGTH = struct.Struct("<Q")
 
 
 class Store(Memory):
-    """Memory that a checkpoint need not copy; `folder` is kept from run to run."""
+    """Memory in files that a checkpoint does not copy. The folder belongs to the run and is used again on a resume."""
 
     folder: Path
 
@@ -53,18 +54,18 @@ class Store(Memory):
         super().write(tier, name, ids, rows)
 
     def advance(self) -> int:
-        """A new epoch, whose number belongs into the checkpoint that is written next."""
+        """Start a new epoch. Its number is stored in the checkpoint that is written next."""
         self._now += 1
         return self.epoch
 
     def forget(self) -> None:
-        """The last checkpoint is complete: what was noted before it is of no use any more."""
+        """Remove the journals of earlier epochs. Called when the last checkpoint is complete."""
         for epoch, path in self._journals():
             if epoch < self.epoch:
                 path.unlink()
 
     def undo(self, epoch: int) -> None:
-        """Back to the start of an epoch."""
+        """Restore the rows as they were at the start of an epoch."""
         for number, path in sorted(self._journals(), reverse=True):
             if number >= epoch:
                 for tier, name, ids, rows in read_records(path):
@@ -74,10 +75,10 @@ class Store(Memory):
                     if rows is not None:
                         found[0][where] = torch.from_numpy(rows)
             path.unlink()
-        self._now[0] = max(self.epoch, epoch) + 1  # so that nothing counts as noted
+        self._now[0] = max(self.epoch, epoch) + 1  # a new epoch: no row is noted in it
 
     def _note(self, epoch: int, record: tuple) -> None:
-        """Complete in the file before the rows themselves change."""
+        """Append a record to the journal. It is complete in the file before the rows themselves change."""
         if len(record[2]):
             data = pickle.dumps(record, protocol=pickle.HIGHEST_PROTOCOL)
             with (self.folder / f"journal-{epoch}-{os.getpid()}").open("ab") as file:
@@ -97,7 +98,7 @@ class Store(Memory):
 
 
 def read_records(path: Path) -> Iterator[tuple]:
-    """All that are complete: the rows of one that is not have not been touched."""
+    """The complete records of a journal. The rows of an incomplete one were not overwritten yet."""
     with path.open("rb") as file:
         while len(head := file.read(LENGTH.size)) == LENGTH.size:
             (size,) = LENGTH.unpack(head)
@@ -107,7 +108,11 @@ def read_records(path: Path) -> Iterator[tuple]:
 
 
 def reserve(path: Path, size: int) -> None:
-    """Make the file so long, on the disk too: a mapped page for which there is no room would end the process."""
+    """Allocate `size` bytes on disk. Without this, writing to a mapped page on a full disk would end the process.
+
+    Raises:
+        OSError: if there is not enough space.
+    """
     with path.open("ab") as file:
         if file.tell() >= size:
             return
@@ -115,7 +120,7 @@ def reserve(path: Path, size: int) -> None:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size)
             else:
-                file.truncate(size)  # macOS: room is only found to be missing later
+                file.truncate(size)  # macOS: missing space is only noticed later
         except OSError as error:
             path.unlink()
             raise OSError(

@@ -1,4 +1,4 @@
-"""Named rows that nodes keep from round to round."""
+"""Rows that nodes keep from round to round, by name."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from polytier.tree.topology import Topology
 
 
 class Memory:
-    """A tensor [nodes, ...] for each (tier, name), and who has written to it.
+    """For each tier and name: a tensor [nodes, ...], and [nodes] bool, which nodes have written to it.
 
-    With a folder the tensors are memory-mapped files that several processes share; the file's name
-    tells the dtype and the shape of a row, so that a process finds what another one has made.
+    With a folder the tensors are memory-mapped files that several processes share. The name of a file contains the
+    dtype and the shape of a row, so that a process can open what another one has created.
+
+    Args:
+        topology: the tree.
+        folder: where the files are; None: in memory.
     """
 
     def __init__(self, topology: Topology, folder: Path | None = None) -> None:
@@ -24,12 +28,13 @@ class Memory:
         self._rows: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
 
     def names(self, tier: int) -> list[str]:
+        """The names under which nodes of a tier have kept rows."""
         for path in self.folder.glob(f"{tier}.*.rows") if self.folder else ():
             self._open(tier, path.name.split(".")[1])
         return sorted(name for t, name in self._rows if t == tier)
 
     def read(self, tier: int, name: str, ids: Tensor, default: Tensor) -> Tensor:
-        """The rows of `ids`; `default` [n, ...] where a node has none yet."""
+        """[n, ...] the rows of the nodes `ids` [n]; those of `default` [n, ...] for nodes that have kept none."""
         found = self._open(tier, name)
         if found is None:
             return default
@@ -39,20 +44,26 @@ class Memory:
         return torch.where(kept.reshape(-1, *[1] * (rows.ndim - 1)), rows, default.to(rows.dtype))
 
     def kept(self, tier: int, name: str, ids: Tensor) -> Tensor:
-        """[n] whether a node has rows of that name."""
+        """[n] bool, which of the nodes `ids` [n] have kept rows of that name."""
         found = self._open(tier, name)
         return torch.zeros(len(ids), dtype=torch.bool) if found is None else found[1][ids]
 
     def write(self, tier: int, name: str, ids: Tensor, rows: Tensor) -> None:
+        """Keep rows [n, ...] of the nodes `ids` [n].
+
+        Raises:
+            ValueError: if rows of another shape were kept under this name.
+        """
         found = self._open(tier, name) or self._create(tier, name, rows.dtype, tuple(rows.shape[1:]))
         if found[0].shape[1:] != rows.shape[1:]:
             was, came = tuple(found[0].shape[1:]), tuple(rows.shape[1:])
-            raise ValueError(f"rows {name!r} were kept with shape {was} and now come with {came}")
+            what = f"rows {name!r} were kept with shape {was} and now come with {came}"
+            raise ValueError(f"{what}; keep them under another name, or always with the same shape")
         found[0][ids] = rows
         found[1][ids] = True
 
     def state(self) -> dict[str, Tensor]:
-        """All of it, for a checkpoint."""
+        """All rows by name, for a checkpoint."""
         state = {}
         for tier in range(self.topology.num_tiers):
             for name in self.names(tier):
@@ -60,6 +71,7 @@ class Memory:
         return state
 
     def load(self, state: dict[str, Tensor]) -> None:
+        """Restore what `state` returned."""
         for key, rows in state.items():
             tier, name, what = key.split(".")
             if what == "rows":
@@ -94,21 +106,22 @@ class Memory:
 
 
 def remembered(name: str, field: str) -> str:
-    """Under which a parent keeps a field of its children's answers, a row a child."""
+    """The name under which a parent keeps a field of its children's answers, one row per child."""
     return f"_{name}-{field}"
 
 
 def is_remembered(name: str) -> bool:
+    """Whether a name was made by `remembered`."""
     return name.startswith("_")
 
 
 def untouched(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros whose pages take no memory until they are written: of a large population few may ever take part."""
+    """Zeros whose pages take no memory until they are written. Of a large population few nodes may ever take part."""
     return torch.from_numpy(np.zeros(shape, torch.empty(0, dtype=dtype).numpy().dtype))
 
 
 def map_file(path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """A tensor that lives in a file; a new file is all zeros."""
+    """A tensor that is mapped from a file; a new file holds zeros."""
     numel = int(torch.Size(shape).numel())
     if numel == 0:
         path.touch()

@@ -1,4 +1,21 @@
-"""Hyper-parameters: the fields of a method, what they mean and what they may be."""
+"""The hyper-parameters of a method: fields with a meaning, the letter of the paper and a range.
+
+A field declared with ``per="node"`` takes a `Step`:
+
+>>> from dataclasses import dataclass
+>>> from polytier import Algorithm, Step, parameter
+>>> @dataclass(frozen=True)
+... class Mine(Algorithm):
+...     device_lr: Step = parameter(0.01, "eta", "step size of a device", above=0, per="node")
+>>> Mine(0.1).device_lr  # one number for all devices and rounds
+0.1
+>>> Mine("3/(60+t)").device_lr  # a schedule; t is the round, counted from 0
+'3/(60+t)'
+>>> Mine([0.1, 0.2, 0.1]).device_lr  # one number per device, in the order of the federation
+(0.1, 0.2, 0.1)
+>>> Mine({"team": 0.3, "device": 0.1}).device_lr  # by the name of the tier
+{'team': 0.3, 'device': 0.1}
+"""
 
 from __future__ import annotations
 
@@ -10,51 +27,94 @@ import numpy as np
 
 from polytier._text import schedule
 
-Step = float | str | Sequence[float] | Mapping[str, Any]  # a number, a schedule, one a node; or these by tier name
+Step = float | str | Sequence[float] | Mapping[str, Any]
+"""A hyper-parameter that may differ: a number, a schedule "A/(B+t)" or "A/(B+t//M)", one number per node, or a mapping
+from tier names to these. `Node.value` gives its value at some nodes."""
 
 
 def parameter(
-    default: Any, letter: str, meaning: str, *, above: float | None = None, least: float | None = None,
-    most: float | None = None, choices: Sequence[str] | None = None, per: str = "",
-) -> Any:  # fmt: skip
-    """A field of a method: its default, the paper's letter, what it means, and its range.
+    default: Any,
+    letter: str,
+    meaning: str,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    most: float | None = None,
+    choices: Sequence[str] | None = None,
+    per: str = "",
+) -> Any:
+    """Declare a hyper-parameter: a field of an `Algorithm`.
 
-    `per="tier"`: may also be given by tier name; `per="node"`: by tier name, one value a node, or as a schedule.
+    The value of the field is converted to the type of the default and checked when the algorithm is constructed.
+
+    Args:
+        default: the default value; its type is the type of the field: float, int, bool or str.
+        letter: the symbol in the paper, or "".
+        meaning: what the field means, in a few words.
+        above: the value must be greater.
+        least: the smallest value that is allowed.
+        most: the largest value that is allowed.
+        choices: the words that are allowed, for a field of text.
+        per: ``"tier"``: may also be given by tier name; ``"node"``: by tier name, with one value per node, or as a
+            schedule; ``""``: one value.
+
+    Returns:
+        A dataclass field.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> from polytier import Algorithm, parameter
+        >>> @dataclass(frozen=True)
+        ... class Mine(Algorithm):
+        ...     device_steps: int = parameter(20, "K", "mini-batch steps per device and round", least=1)
+        ...     weights: str = parameter("uniform", "", "how models are averaged", choices=("uniform", "samples"))
+        >>> Mine(device_steps=5)
+        Mine(device_steps=5, weights='uniform')
+        >>> Mine(device_steps=0)
+        Traceback (most recent call last):
+        ...
+        ValueError: device_steps = 0 is out of range; allowed: >= 1
     """
     limits = {"above": above, "least": least, "most": most, "choices": choices, "per": per}
     return dataclasses.field(default=default, metadata={"letter": letter, "meaning": meaning, **limits})
 
 
 def describe_range(meta: Mapping[str, Any]) -> str:
+    """The range of a field as text, e.g. ">= 0, <= 1"; "" if there are no limits."""
     if meta["choices"]:
         return " | ".join(meta["choices"])
-    low = (
-        f"> {meta['above']:g}"
-        if meta["above"] is not None
-        else f">= {meta['least']:g}"
-        if meta["least"] is not None
-        else ""
-    )
-    high = f"<= {meta['most']:g}" if meta["most"] is not None else ""
-    return ", ".join(filter(None, (low, high)))
+    signs = {"above": ">", "least": ">=", "most": "<="}
+    low = "above" if meta["above"] is not None else "least"
+    return ", ".join(f"{signs[name]} {meta[name]:g}" for name in (low, "most") if meta[name] is not None)
 
 
 def check_value(name: str, value: Any, default: Any, meta: Mapping[str, Any]) -> Any:
-    """The value in the field's type, or a ValueError that says what is allowed."""
+    """The value in the type of its field.
+
+    Args:
+        name: the name of the field, for messages.
+        value: what was given.
+        default: the default value, whose type is that of the field.
+        meta: the metadata of the field, made by `parameter`.
+
+    Raises:
+        ValueError: if the value is not allowed.
+    """
     if isinstance(value, Mapping):
         if not meta["per"]:
-            raise ValueError(f"{name} is one value for the whole run; got {dict(value)}")
+            raise ValueError(f"{name} is one value for the whole run; got {dict(value)}; give one, not one per tier")
         return {str(k): check_value(f"{name}.{k}", v, default, meta) for k, v in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
         if meta["per"] != "node":
-            raise ValueError(f"{name} is one value{' a tier' if meta['per'] else ''}; got {len(value)} values")
+            raise ValueError(f"{name} is one value{' per tier' if meta['per'] else ''}; got {len(value)} values")
         return tuple(check_value(name, v, default, meta) for v in value)
     if meta["choices"]:
         if value not in meta["choices"]:
             raise ValueError(f"{name} = {value!r}; allowed: {describe_range(meta)}")
         return value
     kind = type(default)
-    if meta["per"] == "node" and kind is float and isinstance(value, str) and "/" in value:
+    scheduled = meta["per"] == "node" and kind is float
+    if scheduled and isinstance(value, str) and "/" in value:
         check_value(name, schedule(value)(0), default, meta)
         return value
     try:
@@ -64,8 +124,7 @@ def check_value(name: str, value: Any, default: Any, meta: Mapping[str, Any]) ->
         if number != float(value) or not np.isfinite(number):
             raise ValueError
     except (TypeError, ValueError):
-        what = {int: "a whole number", bool: "true or false"}.get(kind, "a number")
-        raise ValueError(f"{name} = {value!r} is not {what}") from None
+        raise ValueError(f"{name} = {value!r} is not {describe_type(kind, scheduled, meta)}") from None
     low, least, most = meta["above"], meta["least"], meta["most"]
     if (
         (low is not None and number <= low)
@@ -74,3 +133,10 @@ def check_value(name: str, value: Any, default: Any, meta: Mapping[str, Any]) ->
     ):
         raise ValueError(f"{name} = {value} is out of range; allowed: {describe_range(meta)}")
     return number
+
+
+def describe_type(kind: type, scheduled: bool, meta: Mapping[str, Any]) -> str:
+    """What a field takes, e.g. "a number; allowed: > 0, or a schedule such as 3/(60+t)"."""
+    what = {int: "a whole number", bool: "true or false"}.get(kind, "a number")
+    allowed = [*filter(None, [describe_range(meta)]), *(["a schedule such as 3/(60+t)"] if scheduled else [])]
+    return f"{what}; allowed: {', or '.join(allowed)}" if allowed else what

@@ -206,7 +206,7 @@ class Watched:
 
 
 def check_answer(where: str, answer: Any, node: Node, state: Rows | None) -> None:
-    dtype, model = node.context.objective.dtype, (len(node.ids), node.context.objective.dimension)
+    dtype, model = node._context.objective.dtype, (len(node.ids), node._context.objective.dimension)
     for field, value in as_dict(answer).items():
         assert isinstance(value, Tensor), (
             f"{where} answers {type(value).__name__} {field}; answer tensors, one row a node"

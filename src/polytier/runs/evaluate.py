@@ -86,7 +86,7 @@ def measure(algorithm: Algorithm, rows: dict[str, Tensor], local: LocalProblem) 
     models = {k: v for k, v in rows.items() if not k.startswith(PUBLISHED)}
     models = {**{f"personal{k}": v for k, v in personal(algorithm, rows, local).items()}, **models}
     measured = {}
-    for split in present_splits(local.context):
+    for split in present_splits(local._context):
         for name, sums in measure_split(algorithm, models, split, local).items():
             measured[f"{name}.{split}"] = sums
     return measured
@@ -101,7 +101,7 @@ def measure_split(
     algorithm: Algorithm, models: dict[str, Tensor], split: str, local: LocalProblem
 ) -> dict[str, Tensor]:
     """[n, metrics] for each model; a chunk of samples is read once for all of them."""
-    context = local.context
+    context = local._context
     total = {name: torch.zeros(len(local.ids), 1 + len(context.metrics), dtype=torch.float64) for name in models}
     start, end = (b[local.rows] for b in context.batches.federation.span(split))
     for part in range(-(-int((end - start).max()) // CHUNK)):

@@ -1,4 +1,12 @@
-"""Rows of many nodes, and their sums in an order that neither tiles nor workers change."""
+"""Rows of many nodes, and sums of rows in an order that depends on neither tiles nor workers.
+
+Programs exchange `Rows`: a tensor, or a dict of tensors, whose first axis are the nodes.
+
+>>> import torch
+>>> from polytier import Rows
+>>> models: Rows = torch.zeros(3, 10)  # 3 nodes, one model of 10 parameters each
+>>> named: Rows = {"model": torch.zeros(3, 10), "choice": torch.tensor([0, 1, 1])}
+"""
 
 from __future__ import annotations
 
@@ -10,45 +18,52 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LINE = 64  # bytes of a line of the cache
-LARGE = 1 << 15  # numbers of a row that is better handled alone
-Rows = Tensor | dict[str, Tensor]  # [nodes, ...], any trailing shape and dtype
+LINE = 64  # bytes of a cache line
+LARGE = 1 << 15  # numbers per row from which rows are added one by one
+Rows = Tensor | dict[str, Tensor]
+"""What programs send, answer and keep: a tensor [nodes, ...] of any dtype, or several by name."""
 
 
 def as_dict(rows: Rows) -> dict[str, Tensor]:
-    """A plain tensor is the field ""."""
+    """The rows as a dict; a plain tensor is the field ``""``."""
     return rows if isinstance(rows, dict) else {"": rows}
 
 
 def map_rows(function: Callable[[Tensor], Tensor], rows: Rows) -> Rows:
+    """Apply a function to every tensor of the rows."""
     return {k: function(v) for k, v in rows.items()} if isinstance(rows, dict) else function(rows)
 
 
 def aligned_copy(rows: Tensor) -> Tensor:
-    """A copy [n, d] in which every row starts at a line of the cache."""
+    """A copy [n, d] in which every row starts at a cache line."""
     n, d = rows.shape
     line = LINE // rows.element_size()
     return rows.new_empty(n, -(-d // line) * line)[:, :d].copy_(rows)
 
 
 def aligned(rows: Tensor) -> Tensor:
-    """The rows, copied if need be. A product depends in its last bits, and in its speed, on where its factors start."""
+    """The rows [n, d], copied if they do not start at cache lines.
+
+    The last bits of a matrix product, and its speed, depend on the alignment of its factors.
+    """
     starts = rows.data_ptr() | (rows.stride(0) * rows.element_size() if len(rows) > 1 else 0)
     return aligned_copy(rows) if starts % LINE or rows.stride(1) != 1 else rows
 
 
 def pack(prefix: str, rows: Rows) -> dict[str, Tensor]:
-    """Rows as named tensors of a larger dict; a plain tensor is `prefix` itself."""
+    """The rows as tensors of a larger dict, named `prefix:field`; a plain tensor is named `prefix`."""
     return {f"{prefix}:{k}": v for k, v in rows.items()} if isinstance(rows, dict) else {prefix: rows}
 
 
 def unpack(prefix: str, tensors: Mapping[str, Tensor]) -> Rows:
+    """The rows that `pack` has put into a dict under this prefix."""
     if prefix in tensors:
         return tensors[prefix]
     return {k.removeprefix(f"{prefix}:"): v for k, v in tensors.items() if k.startswith(f"{prefix}:")}
 
 
 def cat_rows(pieces: Sequence[Rows]) -> Rows:
+    """Concatenate rows with the same fields along the first axis."""
     first = pieces[0]
     if isinstance(first, dict):
         return {k: torch.cat([as_dict(p)[k] for p in pieces]) for k in first}
@@ -57,7 +72,14 @@ def cat_rows(pieces: Sequence[Rows]) -> Rows:
 
 @dataclass
 class Folded:
-    """Sums of blocks first .. first + count: by weight, the weighted sum of the answers and of the weights."""
+    """The sums of some consecutive blocks of answers.
+
+    field  | meaning
+    first  | the first block
+    count  | number of blocks
+    sums   | by name of the weight: the weighted sum of the answers [count, ...]
+    totals | by name of the weight: the sum of the weights [count]
+    """
 
     first: int
     count: int
@@ -67,7 +89,14 @@ class Folded:
 
 @dataclass
 class Sums:
-    """Answers summed by parent. `mean(weight)`: "samples", a field [n] of the answers, or None: all alike."""
+    """The answers of the children, summed by parent.
+
+    field  | meaning
+    sent   | what was sent to the children, [m, ...]
+    num    | number of parents, m
+    sums   | by name of the weight: the weighted sum of the answers [m, ...]; the name "" is the plain sum
+    totals | by name of the weight: the sum of the weights [m]
+    """
 
     sent: Rows
     num: int
@@ -76,10 +105,11 @@ class Sums:
 
     @classmethod
     def zeros(cls, sent: Rows, num: int):
+        """Sums without any answers yet."""
         return cls(sent, num, {}, {})
 
     def add(self, folded: Folded, parent: Tensor) -> None:
-        """Add blocks, in order, to their parents' sums."""
+        """Add blocks, in their order, to the sums of their parents `parent` [count]."""
         for weight, rows in folded.sums.items():
             if weight not in self.sums:
                 self.sums[weight] = map_rows(lambda r: r.new_zeros((self.num, *r.shape[1:])), rows)
@@ -96,20 +126,34 @@ class Sums:
 
     @property
     def count(self) -> Tensor:
-        """[m] how many answered."""
+        """[m] number of children that answered."""
         return self.totals[""].long() if self.totals else torch.zeros(self.num, dtype=torch.int64)
 
     def sum(self) -> Rows:
+        """[m, ...] the plain sum of the answers."""
         return self.sums[""]
 
     def mean(self, weight: str | None = None, empty: Rows | None = None) -> Any:
-        """[m, ...] means, rows like the answers; where nobody answered, `empty` (by default the rows sent)."""
+        """The mean of the answers by parent.
+
+        Args:
+            weight: ``"samples"``: by number of samples; the name of a field of the answers that has one number per
+                child; None or ``"uniform"``: all equally.
+            empty: [m, ...] the result for parents whose children did not answer; by default the rows sent.
+
+        Returns:
+            [m, ...] with the fields of the answers.
+
+        Raises:
+            ValueError: if the answers have no such weight, or if nobody answered and there is no `empty`.
+        """
         empty = self.sent if empty is None else empty
         weight = "" if weight in (None, "uniform") else weight
         if not self.sums:
             return empty
         if weight not in self.sums:
-            raise ValueError(f"the answers have no weight {weight!r}; there are {', '.join(filter(None, self.sums))}")
+            there = ", ".join(["uniform", *filter(None, self.sums)])
+            raise ValueError(f"the answers have no weight {weight!r}; there are {there}; answer it as a field [n]")
         total = self.totals[weight]
         some = total > 0
 
@@ -118,7 +162,9 @@ class Sums:
             if some.all():
                 return rows / total.reshape(shape).to(rows.dtype)
             if instead is None:
-                raise ValueError("nobody answered some parent and the answers are not like the rows sent: give empty=")
+                raise ValueError(
+                    "no child of some parent answered and the rows sent have no such field; give mean(empty=rows)"
+                )
             return torch.where(
                 some.reshape(shape), rows / total.clamp(min=1e-300).reshape(shape).to(rows.dtype), instead
             )
@@ -131,9 +177,16 @@ class Sums:
 
 
 class Answers(Sums):
-    """The answers themselves: rows [k, ...] of the children `ids` [k]; `parent` [k] is their parent's position.
+    """The answers of all children. Sums and means of them are computed when they are first used.
 
-    They are summed, by `blocks` [k], when a sum or mean is first asked for.
+    Args:
+        sent: what was sent.
+        num: number of parents, m.
+        rows: [k, ...] the answers.
+        ids: [k] the children, by number in their tier.
+        parent: [k] the parent of each, 0 .. m - 1.
+        samples: [k] number of training samples of each child.
+        blocks: [k] the block in which each answer is summed.
     """
 
     def __init__(
@@ -159,7 +212,13 @@ class Answers(Sums):
         return self._summed.totals
 
     def grouped(self, by: Tensor, groups: int, empty: Rows) -> Sums:
-        """Summed by another grouping than the parent: `by` [k] in 0 .. groups-1; one group is the plain sum."""
+        """The answers summed by groups instead of by parent.
+
+        Args:
+            by: [k] the group of each answer, 0 .. groups - 1.
+            groups: number of groups.
+            empty: [groups, ...] the mean of groups without answers.
+        """
         order = torch.argsort(by, stable=True)
         by, sums = by[order], Sums.zeros(empty, groups)
         if len(by):
@@ -170,21 +229,26 @@ class Answers(Sums):
 
 
 def starts_of(blocks: Tensor) -> Tensor:
-    """Where each block starts; blocks [k] are numbered 0, 0, .., 1, 1, .."""
+    """The position at which each block starts; `blocks` [k] are ascending, 0, 0, ..., 1, 1, ..."""
     return torch.searchsorted(blocks, torch.arange(int(blocks[-1]) + 1 if len(blocks) else 0))
 
 
 def share_of_samples(samples: Tensor, position: Tensor) -> Tensor:
-    """[k] each answer's share of the samples of its parent's answers: a single answer weighs exactly 1."""
+    """[k] the share of each answer in the samples of all answers to its parent; a single answer has exactly 1."""
     total = torch.zeros(int(position.max()) + 1 if len(position) else 0, dtype=torch.int64)
     total.index_add_(0, position, samples)
     return samples.double() / total[position].double()
 
 
 def fold(rows: Rows, shares: Tensor, blocks: Tensor, num: int | None = None, total: Folded | None = None) -> Folded:
-    """Sum rows [k, ...] into blocks, in order: plainly, by samples, and by every field that is one number a node.
+    """Sum rows into blocks, in their order: plainly, by samples, and by every float field with one number per node.
 
-    Goes on with `total` if there is one, so that tiles may end anywhere.
+    Args:
+        rows: [k, ...]
+        shares: [k] the weights by samples.
+        blocks: [k] the block of each row, ascending.
+        num: number of blocks; by default those in `blocks`.
+        total: sums of earlier rows to which these are added, so that tiles may end inside of a block.
     """
     size = int(blocks[-1]) + 1 if num is None else num
     fields = {k: v for k, v in as_dict(rows).items() if k and v.ndim == 1 and v.is_floating_point()}
@@ -202,8 +266,8 @@ def fold(rows: Rows, shares: Tensor, blocks: Tensor, num: int | None = None, tot
 
 
 def add_rows(sums: Tensor, places: Tensor, rows: Tensor, weight: Tensor | None = None) -> None:
-    """Add each row, in order, by its weight, to the sum at its place."""
-    if rows[:1].numel() >= LARGE:  # one by one needs no copy of them, and costs less than half
+    """Add rows [k, ...], in order and multiplied by their weights [k], to `sums` at `places` [k], in place."""
+    if rows[:1].numel() >= LARGE:  # needs no copy of the rows and takes less than half the time
         weights = [1] * len(rows) if weight is None else weight.tolist()
         for place, row, alpha in zip(places.tolist(), rows, weights, strict=True):
             sums[place].add_(row, alpha=alpha)

@@ -1,4 +1,4 @@
-"""Local solvers that several methods share. They return new rows and leave their arguments as they found them."""
+"""Local solvers that several methods share. They return new rows and leave their arguments unchanged."""
 
 from __future__ import annotations
 
@@ -14,23 +14,46 @@ from polytier.stack.rows import aligned_copy
 
 
 class Gradients(Protocol):
-    """What a solver needs of a device: gradients of its objective, in pieces (see `Objective.grad_pieces`)."""
+    """What a solver needs of a device: the gradients of its objective, by parameter (see `Objective.grad_pieces`)."""
 
     def grad_pieces(self, theta: Tensor, batch: Batch | None = None) -> Iterator[tuple[Tensor | slice, list[Piece]]]:
-        """The gradients of some rows at a time, as columns side by side."""
+        """Yield some rows of theta [n, d] at a time, and their gradients as a list of consecutive columns."""
         ...
 
 
 def sgd(local: Gradients, theta: Tensor, lr: Any, steps: int) -> Tensor:
-    """`steps` times theta <- theta - lr * grad f(theta), each on a fresh mini-batch; theta [n, d]."""
+    """Stochastic gradient descent: `steps` times theta <- theta - lr * grad f(theta), each on a new mini-batch.
+
+    Args:
+        local: the devices.
+        theta: [n, d] where the steps start.
+        lr: the step size: a number, or a column [n, 1].
+        steps: number of steps.
+
+    Returns:
+        [n, d]
+    """
     return proximal_sgd(local, theta, theta, lr, 0.0, steps)
 
 
 def proximal_sgd(
     local: Gradients, theta: Tensor, anchor: Tensor, lr: Any, pull: Any, steps: int, batch: Batch | None = None
 ) -> Tensor:
-    """`steps` times theta <- theta - lr * (grad f(theta) + pull * (theta - anchor)); on `batch`, if one is held."""
-    theta = aligned_copy(theta)  # in place from here on, and by pieces: rows are as large as all models together
+    """SGD with a proximal term: `steps` times theta <- theta - lr * (grad f(theta) + pull * (theta - anchor)).
+
+    Args:
+        local: the devices.
+        theta: [n, d] where the steps start.
+        anchor: [n, d] the models that theta is pulled to.
+        lr: the step size: a number, or a column [n, 1].
+        pull: the strength of the pull: a number, or a column [n, 1].
+        steps: number of steps.
+        batch: the samples of all steps; by default each step uses a new mini-batch.
+
+    Returns:
+        [n, d]
+    """
+    theta = aligned_copy(theta)  # changed in place below, piece by piece: another copy of all models would be large
     for _ in range(steps):
         for rows, pieces in local.grad_pieces(theta, batch):
             x = theta[rows]
@@ -45,13 +68,16 @@ def proximal_sgd(
 
 
 def step(x: Tensor, direction: Piece, lr: Any) -> None:
-    """x <- x - lr * direction. A product goes straight into each row, which is read and written once."""
+    """x <- x - lr * direction, in place.
+
+    If the direction is given as two factors, their product is added to x without being stored.
+    """
     if isinstance(direction, Tensor):
-        x -= direction.mul_(lr)  # in two roundings, as methods that write out their steps have it
+        x -= direction.mul_(lr)  # rounded twice, as in a method that writes out this step
         return
     left, right = direction
     rows = x.unflatten(1, (left.shape[1], right.shape[2]))
-    if isinstance(lr, Tensor) or rows.is_contiguous():  # a stack that lies closely takes another way, with other bits
+    if isinstance(lr, Tensor) or rows.is_contiguous():  # baddbmm_ on a contiguous stack has other bits
         alphas = lr.flatten().tolist() if isinstance(lr, Tensor) else [lr] * len(x)
         for row, a, b, alpha in zip(rows, left, right, alphas, strict=True):
             row.addmm_(a, b, alpha=-alpha)
@@ -60,16 +86,28 @@ def step(x: Tensor, direction: Piece, lr: Any) -> None:
 
 
 def width(piece: Piece) -> int:
+    """Number of columns of a piece."""
     return piece.shape[1] if isinstance(piece, Tensor) else piece[0].shape[1] * piece[1].shape[2]
 
 
 def descend(
     gradient: Callable[[Tensor], Tensor], x: Tensor, lr: Any, steps: int, nesterov: bool = False, accuracy: float = 0.0
 ) -> Tensor:
-    """`steps` times y = x_k + m_k (x_k - x_{k-1}), x_{k+1} = y - lr * gradient(y); m_k = k / (k + 3), or 0 if plain.
+    """Gradient descent on a fixed function, with or without Nesterov's momentum.
 
-    A row stops at the first y where |gradient(y)|^2 <= accuracy (0: none does). `gradient` answers new rows, and
-    is that of one function: on a mini-batch that is held.
+    `steps` times y = x_k + m_k (x_k - x_{k-1}), x_{k+1} = y - lr * gradient(y), where m_k = k / (k + 3) with `nesterov`
+    and 0 otherwise.
+
+    Args:
+        gradient: the gradients [n, d] at [n, d], as new rows; always of the same function, e.g. on one mini-batch.
+        x: [n, d] where the steps start.
+        lr: the step size: a number, or a column [n, 1].
+        steps: number of steps.
+        nesterov: whether to use momentum.
+        accuracy: a row stops at the first y with |gradient(y)|^2 <= accuracy; 0: no row stops.
+
+    Returns:
+        [n, d]
     """
     before = x
     for k in range(steps):
@@ -78,6 +116,9 @@ def descend(
         small = (direction * direction).sum(1, keepdim=True) <= accuracy if accuracy else None
         after = torch.sub(y, direction.mul_(lr), out=direction)
         if small is not None:
-            after, x = torch.where(small, y, after), torch.where(small, y, x)  # no momentum is left: it stays
+            after, x = (
+                torch.where(small, y, after),
+                torch.where(small, y, x),
+            )  # equal rows have no momentum: the row stays at y
         before, x = x, after
     return x

@@ -1,1 +1,1 @@
-"""Who there is, who takes part, whose draw is whose, who listens to whom."""
+"""The tree of nodes, participation, random numbers by key, and weights between clients."""

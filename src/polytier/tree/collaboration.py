@@ -1,7 +1,7 @@
-"""What a method has learned about who should listen to whom: a matrix of weights over clients, and its file.
+"""Who learns from whom: a matrix of weights between clients, learned by a method, and its file.
 
-A matrix is a weight a row plus the pairs that differ from it, so that ten thousand clients with few learned pairs
-fit. Nothing here needs torch: reports and the formation of teams read the file of a run.
+A matrix is stored as one weight per row plus the pairs that differ from it, so that ten thousand clients with few
+learned pairs fit in memory. This module does not need torch: reports and the formation of teams read the file of a run.
 """
 
 from __future__ import annotations
@@ -14,18 +14,34 @@ from typing import Any
 import numpy as np
 
 FILE = "collaboration.npz"  # in a run folder
-DENSE = 2000  # clients whose matrix [n, n] is made without being asked for
+DENSE = 2000  # largest number of clients for which the matrix [n, n] is made by default
 
 
 @dataclass(frozen=True, eq=False)
 class Collaboration:
-    """Row i listens to j with weight w_ij. Pairs are directed: a symmetric method lists both directions.
+    """Weights between clients: client i learns from client j with weight w_ij.
 
-    field   | shape        | meaning
-    ids     | [n]          | names of the clients: devices or teams
-    base    | [n]          | w_ij of every pair that is not listed, by row i; the diagonal means nothing
-    pairs   | [P, 2] int64 | the listed pairs (i, j), kept in sorted order
-    weights | [P]          | w_ij of the listed pairs
+    Pairs are directed; a symmetric method lists both directions. The diagonal has no meaning.
+
+    Args:
+        ids: [n] names of the clients: devices or teams.
+        base: [n] w_ij of all pairs of row i that are not listed.
+        pairs: [P, 2] int64, the listed pairs (i, j); they are sorted.
+        weights: [P] w_ij of the listed pairs.
+
+    Raises:
+        ValueError: if shapes do not fit together, a weight is not finite, or a pair is wrong or listed twice.
+
+    Examples:
+        >>> import numpy as np
+        >>> from polytier import Collaboration
+        >>> w = Collaboration(np.array(["a", "b", "c"]), np.zeros(3), np.array([[0, 1], [1, 0]]), np.ones(2))
+        >>> w.dense()
+        array([[nan,  1.,  0.],
+               [ 1., nan,  0.],
+               [ 0.,  0., nan]])
+        >>> w.groups().tolist()
+        [0, 0, 1]
     """
 
     ids: np.ndarray
@@ -39,22 +55,23 @@ class Collaboration:
         n = len(ids)
         if base.shape != (n,) or weights.shape != (len(pairs),):
             raise ValueError(
-                f"a collaboration of {n} clients and {len(pairs)} pairs needs a base weight a client and a weight "
-                f"a pair; got {base.shape} and {weights.shape}"
+                f"a collaboration of {n} clients and {len(pairs)} pairs needs one base weight per client and one "
+                f"weight per pair; got {base.shape} and {weights.shape}"
             )
         if not (np.isfinite(base).all() and np.isfinite(weights).all()):
-            raise ValueError("the weights of a collaboration are finite numbers; got NaN or infinity")
+            raise ValueError("the weights of a collaboration must be finite; got NaN or infinity; check the method")
         if len(pairs) and (pairs.min() < 0 or pairs.max() >= n or (pairs[:, 0] == pairs[:, 1]).any()):
-            raise ValueError(f"a pair names two different clients by numbers from 0 to {n - 1}")
-        order = np.argsort(pairs @ (n, 1), kind="stable")  # the same content is then the same arrays
+            wrong = pairs[(pairs < 0).any(1) | (pairs >= n).any(1) | (pairs[:, 0] == pairs[:, 1])][0].tolist()
+            raise ValueError(f"a pair names two different clients by numbers from 0 to {n - 1}; got {wrong}")
+        order = np.argsort(pairs @ (n, 1), kind="stable")  # so that the same weights are the same arrays
         if (np.diff(pairs[order], axis=0) == 0).all(1).any():
-            raise ValueError("a pair is listed twice; (i, j) and (j, i) are two pairs, each may come once")
+            raise ValueError("a pair is listed twice; (i, j) and (j, i) are two pairs; list each at most once")
         for name, value in (("ids", ids), ("base", base), ("pairs", pairs[order]), ("weights", weights[order])):
             object.__setattr__(self, name, value)
 
     @classmethod
     def from_dense(cls, weights: np.ndarray) -> Collaboration | None:
-        """A matrix [n, n], clients by number; None if it is empty."""
+        """From a matrix [n, n], whose diagonal is ignored; ids are numbers. None if n is 0."""
         dense, n = weights.copy(), len(weights)
         np.fill_diagonal(dense, 0)
         pairs = np.argwhere(dense)
@@ -64,14 +81,14 @@ class Collaboration:
         return len(self.ids)
 
     def dense(self) -> np.ndarray:
-        """[n, n], the diagonal NaN."""
+        """The weights as a matrix [n, n] with NaN on the diagonal."""
         matrix = np.repeat(self.base[:, None], len(self), axis=1)
         matrix[self.pairs[:, 0], self.pairs[:, 1]] = self.weights
         np.fill_diagonal(matrix, np.nan)
         return matrix
 
     def take(self, places: np.ndarray) -> Collaboration:
-        """Some clients alone, in the order of `places`."""
+        """The weights between some of the clients, in the order of `places` [k]."""
         new = np.full(len(self), -1)
         new[places] = np.arange(len(places))
         pairs = new[self.pairs]
@@ -79,20 +96,30 @@ class Collaboration:
         return Collaboration(self.ids[places], self.base[places], pairs[both], self.weights[both])
 
     def groups(self, by: str = "", number: int | None = None, threshold: float = 0.5) -> np.ndarray:
-        """[n] the group of each client, numbered by first appearance.
+        """Divide the clients into groups.
 
-        connected | whoever is joined by a chain of pairs whose mean weight (both directions) is positive and at
-                    least `threshold` times the largest weight; one noisy pair joins two groups
-        shared    | the same, but of pairs only those that have most of their neighbours in common: more than half of
-                    all whom either is joined to, both of them included (Jarvis and Patrick 1973); holds a matrix [n, n]
-        spectral  | `number` groups by spectral clustering; holds the matrix [n, n]
+        Two clients are neighbours if the mean of their weights (both directions) is positive and at least `threshold`
+        times the largest weight.
 
-        Not given: shared, or connected where there are more than 2,000 clients.
+        Args:
+            by: ``"connected"``: groups are the connected components of the graph of neighbours; one wrong pair joins
+                two groups. ``"shared"``: the same, but only neighbours count that have more than half of their
+                neighbours in common, of all that either of them has, both of them included (Jarvis and Patrick 1973);
+                takes memory O(n^2). ``"spectral"``: `number` groups by spectral clustering; takes memory O(n^2). By
+                default shared, or connected for more than 2,000 clients.
+            number: number of groups, for spectral.
+            threshold: in (0, 1], for connected and shared.
+
+        Returns:
+            [n] the group of each client, numbered from 0 in the order of their first client.
+
+        Raises:
+            ValueError: if an argument is not allowed.
         """
         by = by or ("shared" if len(self) <= DENSE else "connected")
         if by in ("connected", "shared"):
             if not 0 < threshold <= 1:
-                raise ValueError(f"threshold is a share of the largest weight, in (0, 1]; got {threshold}")
+                raise ValueError(f"threshold is a share of the largest weight, in (0, 1]; got {threshold}; try 0.5")
             level = 2 * threshold * self._largest()
             return self._connected(level) if by == "connected" else self._shared(level)
         if by != "spectral":
@@ -102,16 +129,23 @@ class Collaboration:
         return self._spectral(number)
 
     def match(self, true: np.ndarray) -> dict[str, float]:
-        """How well the true groups [n] are found.
+        """Compare `groups()` with the true groups.
 
-        adjusted_rand_index | of the groups found: 1 is perfect, 0 is chance
-        contrast            | mean weight within true groups minus mean weight between them; NaN if either has no pairs
-        groups              | their number
+        Args:
+            true: [n] the true group of each client.
+
+        Returns:
+            adjusted_rand_index: 1 if the groups are the same, about 0 for random groups.
+            contrast: mean weight within true groups minus mean weight between them; NaN if either has no pairs.
+            groups: number of groups found.
+
+        Raises:
+            ValueError: if there is not one true group per client.
         """
         from sklearn.metrics import adjusted_rand_score
 
         if len(true) != len(self):
-            raise ValueError(f"one true group a client is needed; got {len(true)} for {len(self)} clients")
+            raise ValueError(f"one true group per client is needed; got {len(true)} for {len(self)} clients")
         found = self.groups()
         label, size = np.unique(true, return_inverse=True, return_counts=True)[1:]
         i, j = self.pairs.T
@@ -144,7 +178,7 @@ class Collaboration:
         listed: list[dict[int, bool]] = [{} for _ in range(n)]
         for a, b, edge in zip(i.tolist(), j.tolist(), joined(weights + back_weights).tolist(), strict=True):
             listed[a][b] = listed[b][a] = edge
-        # unlisted pairs are never written down: those not reached yet wait in a stack, the highest base on top
+        # unlisted pairs are not enumerated: clients not reached yet wait in a stack, the highest base on top
         waiting, weight = np.argsort(base, kind="stable").tolist(), base.tolist()
         group, number = [-1] * n, 0
         for first in range(n):
@@ -184,13 +218,16 @@ class Collaboration:
         matrix = self.dense().astype(float)
         matrix = (matrix + matrix.T) / 2
         np.fill_diagonal(matrix, 0)
-        floor = 1e-3 * matrix.max() if matrix.max() > 0 else 1.0  # without any link it is undefined who is near whom
+        floor = (
+            1e-3 * matrix.max() if matrix.max() > 0 else 1.0
+        )  # without any positive weight the clustering would be undefined
         found = SpectralClustering(number, affinity="precomputed", random_state=0).fit_predict(matrix.clip(min=floor))
         _, first, group = np.unique(found, return_index=True, return_inverse=True)
         return np.argsort(np.argsort(first))[group]
 
 
 def as_floats(values: Any) -> np.ndarray:
+    """The values as an array of floats; float32 stays float32."""
     values = np.asarray(values)
     return values if values.dtype.kind == "f" else values.astype(float)
 
@@ -199,25 +236,30 @@ def as_floats(values: Any) -> np.ndarray:
 
 
 def when_kept(round_: int) -> bool:
-    """Whether a run keeps the matrix of this round: 1 .. 8, 10, 12, 14, 16, 20, .. (m * 2^e with m < 8).
+    """Whether a run records the matrix of this round: 1 .. 8, 10, 12, 14, 16, 20, ... (m * 2^e with m < 8).
 
-    Early is when it changes; which rounds these are does not depend on how many will follow.
+    It changes most in early rounds. The rounds do not depend on the length of the run.
     """
     zeros = max(0, round_.bit_length() - 3)
     return round_ > 0 and round_ >> zeros << zeros == round_
 
 
 def save(path: Path | str, snapshots: Mapping[int, Collaboration], true: np.ndarray | None = None) -> None:
-    """One .npz with the matrices of some rounds; the same content is the same bytes.
+    """Write the matrices of some rounds to one .npz file; the same content gives the same bytes.
 
     array   | shape      | meaning
-    rounds  | [R]        | in ascending order
+    rounds  | [R]        | the rounds, ascending
     ids     | [n]        | names of the clients, the same in all rounds
     true    | [n]        | the true group of each client; only if it is known
-    base    | [R, n]     |
-    offsets | [R + 1]    | the pairs of the k-th round are those from offsets[k] up to offsets[k + 1]
-    pairs   | [sum P, 2] |
-    weights | [sum P]    |
+    base    | [R, n]     | `Collaboration.base` of each round
+    offsets | [R + 1]    | the pairs of the k-th round are offsets[k] .. offsets[k + 1] - 1
+    pairs   | [sum P, 2] | `Collaboration.pairs` of all rounds
+    weights | [sum P]    | `Collaboration.weights` of all rounds
+
+    Args:
+        path: the file.
+        snapshots: the matrices by round, at least one.
+        true: [n] the true groups, if they are known.
     """
     rounds = sorted(snapshots)
     kept = [snapshots[r] for r in rounds]
@@ -232,12 +274,16 @@ def save(path: Path | str, snapshots: Mapping[int, Collaboration], true: np.ndar
         "weights": np.concatenate([k.weights for k in kept]),
         **({} if true is None else {"true": np.asarray(true)}),
     }
-    with Path(path).open("wb") as file:  # a path would be given the ending .npz
+    with Path(path).open("wb") as file:  # numpy would add .npz to the name of a path
         np.savez(file, **arrays)
 
 
 def load(path: Path | str) -> tuple[dict[int, Collaboration], np.ndarray | None]:
-    """The matrices by round, and the true groups if they are known."""
+    """Read a file of `save`: the matrices by round, and the true groups or None.
+
+    Raises:
+        ValueError: if the file cannot be read or is not such a file.
+    """
     try:
         with Path(path).open("rb") as file:
             archive: Any = np.load(file, allow_pickle=False)
@@ -249,12 +295,10 @@ def load(path: Path | str) -> tuple[dict[int, Collaboration], np.ndarray | None]
                 raise ValueError(f"it has {', '.join(archive) or 'no arrays'} but no {absent[0]}")
             rounds, ids, base, offsets, pairs, weights = (archive[name] for name in names)
             true = archive.get("true")
-        fit = (
-            len(rounds) > 0 and base.shape == (len(rounds), len(ids)) and offsets.shape == (len(rounds) + 1,)
-            and offsets[0] == 0 and (np.diff(offsets) >= 0).all() and offsets[-1] == len(pairs) == len(weights)
-            and (true is None or true.shape == ids.shape)
-        )  # fmt: skip
-        if not fit:
+        shapes = len(rounds) > 0 and base.shape == (len(rounds), len(ids)) and offsets.shape == (len(rounds) + 1,)
+        ordered = shapes and offsets[0] == 0 and (np.diff(offsets) >= 0).all()
+        listed = ordered and offsets[-1] == len(pairs) == len(weights)
+        if not (listed and (true is None or true.shape == ids.shape)):
             raise ValueError("its arrays do not fit together")
         found = {
             int(r): Collaboration(
@@ -264,6 +308,6 @@ def load(path: Path | str) -> tuple[dict[int, Collaboration], np.ndarray | None]
         }
     except Exception as error:  # a broken archive can raise nearly anything
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__} {error}"
-        advice = f"give the {FILE} of a run whose method learns who listens to whom"
+        advice = f"give the {FILE} of a run whose method learns weights between clients, e.g. cobo"
         raise ValueError(f"{path} cannot be read as collaboration: {reason}; {advice}") from error
     return found, true

@@ -1,9 +1,13 @@
-"""Weights between clients, stored as what differs from a common value, so that nothing grows with n^2.
+"""Weights w_ij between n clients, stored sparsely: one common value per row, and the pairs that differ from it.
 
-field   | shape        | meaning
-base    | [n]          | w_ij of every pair that is not listed, by row i
-pairs   | [P] int64    | the listed pairs as i * n + j, sorted
-weights | [P]          | w_ij of the listed pairs
+Memory grows with the number of pairs that were changed, not with n^2. A state is a dict of three tensors:
+
+field   | shape     | meaning
+base    | [n]       | w_ij of all pairs of row i that are not listed
+pairs   | [P] int64 | the listed pairs, (i, j) as i * n + j, in ascending order
+weights | [P]       | w_ij of the listed pairs
+
+Methods that compare all clients in every round store the full matrix instead, see `with_weights`.
 """
 
 from __future__ import annotations
@@ -11,23 +15,51 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from polytier.tree.collaboration import Collaboration
+
 Weights = dict[str, Tensor]
-SHOWN = 2000  # clients up to which methods that compare all of them keep every weight
-DENSE = 8  # a full matrix is faster where at least one of so many pairs is listed
-CACHED = 1 << 18  # numbers of models that are multiplied with the weights at once
+SHOWN = 2000  # largest number of clients for which a full matrix of weights is kept
+DENSE = 8  # a full matrix is faster than a sparse one if at least 1 / DENSE of all pairs are listed
+CACHED = 1 << 18  # numbers of the models that are multiplied with the weights at once, so that they stay in cache
+
+
+def no_weights(like: Tensor) -> Weights:
+    """The state before the number of clients is known, with weights of the dtype of `like`."""
+    return {"base": like.new_zeros(0), "pairs": torch.zeros(0, dtype=torch.int64), "weights": like.new_zeros(0)}
+
+
+def started(state: Weights, n: int, value: float) -> Weights:
+    """The state with all weights of n clients equal to `value`, if it is still that of `no_weights`."""
+    return state if len(state["base"]) else {**state, "base": state["base"].new_full((n,), value)}
+
+
+def sample_pairs(draw: Callable[[int], Tensor], m: int, p: float) -> tuple[Tensor, Tensor]:
+    """Draw each pair (a, b), a < b < m, with probability p. Returns a [P] and b [P].
+
+    The time is proportional to the number of pairs drawn, not to m^2.
+
+    Args:
+        draw: ``draw(k)`` returns the first k numbers of one sequence of uniform random numbers in [0, 1).
+        m: number of clients.
+        p: probability of each pair, above 0.
+    """
+    slot = skip(draw, m * (m - 1) // 2, p)  # the pairs in the order (0, 1), (0, 2), (1, 2), (0, 3), ...
+    b = ((1 + (1 + 8 * slot.double()).sqrt()) / 2).long()
+    return slot - b * (b - 1) // 2, b
 
 
 def skip(draw: Callable[[int], Tensor], slots: int, p: float) -> Tensor:
-    """Those of 0 .. slots - 1 that are drawn, each with probability p, by geometric gaps between them.
+    """Draw each of 0 .. slots - 1 with probability p, by geometrically distributed gaps between those drawn.
 
-    `draw(k)` gives the first k of a row of uniform numbers.
+    `draw` is that of `sample_pairs`.
     """
     if p >= 1:
         return torch.arange(slots)
-    k = int(1.2 * p * slots) + 16
+    k = int(1.2 * p * slots) + 16  # numbers that are nearly always enough
     while True:
         place = ((-draw(k)).log1p() / math.log1p(-p) + 1).long().cumsum(0) - 1
         if place[-1] >= slots:
@@ -36,7 +68,14 @@ def skip(draw: Callable[[int], Tensor], slots: int, p: float) -> Tensor:
 
 
 def step(state: Weights, i: Tensor, j: Tensor, change: Tensor, domain: str) -> Weights:
-    """Add to w_ij and w_ji, and project."""
+    """Add `change` [P] to w_ij and to w_ji, then project onto the domain.
+
+    Args:
+        state: the weights before.
+        i, j: [P] the pairs, each at most once.
+        change: [P] what is added.
+        domain: ``"box"``: each weight is in [0, 1]; ``"simplex"``: the weights of a row are at least 0 and sum to 1.
+    """
     base, n = state["base"], len(state["base"])
     drawn = torch.cat([i * n + j, j * n + i])
     pairs = torch.cat([state["pairs"], drawn]).unique()
@@ -55,16 +94,22 @@ def step(state: Weights, i: Tensor, j: Tensor, change: Tensor, domain: str) -> W
 
 
 def project(w: Tensor, row: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
-    """Every row onto the probability simplex, exactly (Michelot 1986), as max(value - tau, 0).
+    """Project every row onto the probability simplex, exactly (Michelot 1986): max(value - tau, 0).
 
-    A row has the weights w [P] listed for it and, for all others of the n - 1, base [n].
+    Args:
+        w: [P] the listed weights.
+        row: [P] the row of each.
+        base: [n] the value of the other ones of the n - 1 weights of each row.
+
+    Returns:
+        The new w [P] and base [n].
     """
     n = len(base)
     value, row = torch.cat([w, base]).double(), torch.cat([row, torch.arange(n)])
     count = torch.cat([torch.ones(len(w)), n - 1 - row[: len(w)].bincount(minlength=n)]).double()
     some = count > 0
     top = value.new_full((n,), -math.inf).scatter_reduce_(0, row[some], value[some], "amax")
-    value = value - top[row]  # shifts tau alone; beside a large number the 1 below would be lost
+    value = value - top[row]  # shifts tau by the same amount; the 1 below would be lost beside a large number
     while True:
         tau = (row.bincount(count * value, n) - 1) / row.bincount(count, n)
         above = count * (value > tau[row])
@@ -75,8 +120,16 @@ def project(w: Tensor, row: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
     return value[: len(w)], value[len(w) :]
 
 
-def pull(state: Weights, x: Tensor, present: Tensor) -> Tensor:
-    """sum_k w_ik (x_i - x_k) over those present: as if all weights were the base, then the pairs that differ."""
+def weighted_differences(state: Weights, x: Tensor, present: Tensor) -> Tensor:
+    """[m, d] sum_k w_ik (x_i - x_k) over the clients k that are present, for each of them.
+
+    Computed as if all weights were `base`, plus the listed pairs: O((m + P) d).
+
+    Args:
+        state: the weights of all n clients.
+        x: [m, d] the models of the clients that are present.
+        present: [m] their numbers.
+    """
     pairs, n, m = state["pairs"], len(state["base"]), len(present)
     i, k = pairs // n, pairs % n
     place = torch.full((n,), -1)
@@ -86,15 +139,18 @@ def pull(state: Weights, x: Tensor, present: Tensor) -> Tensor:
     more = state["weights"][both] - state["base"][i]
     total = m * base + torch.zeros(m, dtype=more.dtype).index_add_(0, place[i], more).unsqueeze(1)
     times = by_pairs(place[i], place[k], more, m)
-    pulls, width = torch.empty_like(x), max(1, CACHED // m)
-    for columns, result in zip(x.split(width, 1), pulls.split(width, 1), strict=True):
-        y = columns - columns.mean(0)  # the same pull, with less to cancel
-        result.copy_(total * y - base * y.sum(0) - times(y))
-    return pulls
+    result, width = torch.empty_like(x), max(1, CACHED // m)
+    for columns, part in zip(x.split(width, 1), result.split(width, 1), strict=True):
+        y = columns - columns.mean(0)  # the differences are the same, with smaller rounding errors
+        part.copy_(total * y - base * y.sum(0) - times(y))
+    return result
 
 
 def by_pairs(i: Tensor, k: Tensor, values: Tensor, m: int) -> Callable[[Tensor], Tensor]:
-    """Multiplies y [m, c] with the matrix [m, m] that has these values at (i, k): full where many are listed."""
+    """A function of y [m, c]: its product with the matrix [m, m] that has `values` [P] at (i, k), else zeros.
+
+    The matrix is stored in full if many pairs are listed.
+    """
     if DENSE * len(values) > m * m:
         matrix = values.new_zeros(m, m).index_put_((i, k), values)
         return lambda y: matrix @ y
@@ -104,8 +160,23 @@ def by_pairs(i: Tensor, k: Tensor, values: Tensor, m: int) -> Callable[[Tensor],
     return lambda y: torch.from_numpy(sparse @ y.numpy())
 
 
+def as_collaboration(state: Weights) -> Collaboration | None:
+    """The weights with clients by number, or None for `no_weights`."""
+    base, pairs, weights = (state[k].numpy().copy() for k in ("base", "pairs", "weights"))  # a run keeps the result
+    n = len(base)
+    return Collaboration(np.arange(n), base, np.stack([pairs // n, pairs % n], 1), weights) if n else None
+
+
 def with_weights(state: Weights, n: int, who: Tensor, whom: Tensor, w: Tensor) -> Weights:
-    """All weights, where `who` [m] now listen to `whom` [m, k] with w [m, k] and to nobody else."""
+    """A full matrix of weights with some rows replaced; unchanged above `SHOWN` clients.
+
+    Args:
+        state: the matrix [n, n] as ``"weights"``, or [0, 0] before the first round.
+        n: number of clients.
+        who: [m] the rows to replace.
+        whom: [m, k] the columns that are not zero in the new rows.
+        w: [m, k] the weights there.
+    """
     if n > SHOWN:
         return state
     weights = state["weights"].clone() if len(state["weights"]) else w.new_zeros(n, n)

@@ -1,5 +1,4 @@
-"""Who takes part: all children of a parent, a fraction, a number of them, or those that a table or a schedule says
-are there."""
+"""Which children take part in a call: all, a fraction, a number, or those of a table or a schedule."""
 
 from __future__ import annotations
 
@@ -16,18 +15,26 @@ from torch import Tensor
 
 from polytier.tree import random
 
-NEVER = 1 << 62  # the round in which those leave who stay to the end
+NEVER = 1 << 62  # the round of leaving for nodes that stay to the end
 
 
 @dataclass(frozen=True)
 class Participation:
-    """One rule for a tier. At most one of fraction and count; a table or a schedule limits who can be drawn.
+    """The participation rule of one tier.
 
-    table    | [rounds, nodes] round t reads row t modulo the number of rows; columns are the nodes in the order of
-               the topology
-    schedule | (id, join, leave): there from round `join`, counted from 1, up to and without `leave` (None: to the
-               end). An id may come several times; ids that do not come are always there
-    spans    | [lines, 3] the schedule as node, join, leave; made by `of`
+    Args:
+        fraction: share of the children of each parent that takes part, at least one child.
+        count: number of children of each parent that take part, instead of a fraction.
+        table: [rounds, nodes] bool, which nodes are available; round t uses row t modulo the number of rows; columns
+            are the nodes in the order of the topology.
+        schedule: (id, join, leave): the node is available from round `join`, counted from 1, to round `leave` - 1
+            (None: to the end). An id may have several lines; nodes without a line are always available.
+        spans: [lines, 3] the schedule as node, join, leave; made by `of`.
+
+    A table or a schedule limits who can be drawn by fraction or count.
+
+    Raises:
+        ValueError: if fraction, count or a line of the schedule is not allowed.
     """
 
     fraction: float = 1.0
@@ -38,15 +45,17 @@ class Participation:
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
-            raise ValueError(f"participation is a fraction in (0, 1]; got {self.fraction}; a number is count:N")
+            raise ValueError(
+                f"participation is a fraction in (0, 1]; got {self.fraction}; for a number of nodes use count:N"
+            )
         if self.count is not None and self.count < 1:
-            raise ValueError(f"participation count:N needs N of at least 1; got {self.count}")
+            raise ValueError(f"participation count:N needs N of at least 1; got {self.count}; use e.g. count:4")
         if self.schedule is not None:
             object.__setattr__(self, "schedule", tuple(as_line(line) for line in self.schedule))
 
     @classmethod
     def parse(cls, value: float | str | np.ndarray | Participation) -> Participation:
-        """0.5, "0.5", "count:4", "table:FILE.npy" (or .csv), "schedule:FILE.csv", or the table itself."""
+        """The rule from 0.5, "0.5", "count:4", "table:FILE.npy" (or .csv), "schedule:FILE.csv", or a table."""
         if isinstance(value, Participation):
             return value
         if isinstance(value, np.ndarray):
@@ -69,29 +78,52 @@ class Participation:
 
     @property
     def everybody(self) -> bool:
+        """Whether all nodes take part in all rounds."""
         limits = (self.count, self.table, self.schedule, self.spans)
         return self.fraction == 1 and all(limit is None for limit in limits)
 
     def of(self, names: np.ndarray) -> Participation:
-        """The rule for the nodes of a tier by their names, in the order of the topology: the schedule as numbers."""
+        """The rule with the ids of the schedule replaced by numbers.
+
+        Args:
+            names: the names of the nodes of the tier, in the order of the topology.
+
+        Raises:
+            ValueError: if the schedule has an id that is no name.
+        """
         if self.schedule is None:
             return self
         place = {str(name): k for k, name in enumerate(names.tolist())}
         for name, _, _ in self.schedule:
             if name not in place:
                 near = difflib.get_close_matches(name, place, 3) or list(place)[:3]
-                raise ValueError(f"the participation schedule names {name!r}; ids are such as {', '.join(near)}")
+                raise ValueError(
+                    f"the participation schedule names {name!r}; ids are such as {', '.join(near)}; correct the line, "
+                    "or remove it"
+                )
         spans = torch.tensor([(place[name], join, leave) for name, join, leave in self.schedule], dtype=torch.int64)
         return replace(self, schedule=None, spans=spans.reshape(-1, 3))
 
     def draw(self, base: int, round_: int, keys: Tensor, kids: Tensor, position: Tensor, m: int) -> Tensor:
-        """A mask over `kids`: of the children at the same `position` (of m), the ones with the smallest draws."""
+        """Draw who takes part: of the children of each parent those with the smallest random numbers.
+
+        Args:
+            base: the key of the draw.
+            round_: the round, counted from 0.
+            keys: [k] the keys of the children's names.
+            kids: [k] the children, by number in their tier.
+            position: [k] the parent of each, 0 .. m - 1.
+            m: number of parents.
+
+        Returns:
+            [k] bool
+        """
         if self.everybody:
             return torch.ones(len(kids), dtype=torch.bool)
         there = torch.ones(len(kids), dtype=torch.bool)
         if self.table is not None:
             there = self.table[round_ % len(self.table)][kids]
-        assert self.schedule is None, "a schedule is drawn from after of(names)"
+        assert self.schedule is None, "call of(names) before draw"
         if self.spans is not None:
             node, join, leave = self.spans.T
             now = (join <= round_ + 1) & (round_ + 1 < leave)
@@ -102,7 +134,7 @@ class Participation:
         else:
             quota = registered.clamp(max=self.count)
         draws = random.uniform(random.node_keys(base, keys), 1).squeeze(1)
-        draws = torch.where(there, draws, draws + 1)  # the absent come last and are cut off below
+        draws = torch.where(there, draws, draws + 1)  # those that are not available come last and are removed below
         order = torch.from_numpy(np.lexsort((draws.numpy(), position.numpy())))
         rank = torch.empty_like(order)
         first = registered.cumsum(0) - registered
@@ -111,31 +143,37 @@ class Participation:
 
 
 def read_table(path: Path) -> Tensor:
+    """The table of a .npy or .csv file, bool [rounds, nodes]."""
     try:
         values = np.load(path, allow_pickle=False) if path.suffix == ".npy" else np.loadtxt(path, delimiter=",")
     except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"cannot read the participation table {path}: {error}") from None
+        raise ValueError(
+            f"cannot read the participation table {path}: {error}; give a .npy or .csv file of 0 and 1, a row per round"
+        ) from None
     return as_table(values, str(path))
 
 
 def as_table(values: np.ndarray, name: str) -> Tensor:
+    """The values as bool [rounds, nodes]; `name` is how a message calls them."""
     if values.ndim != 2 or not len(values) or not np.isin(values, (0, 1)).all():
-        raise ValueError(f"{name} needs 0 or 1 for every round (rows) and node (columns)")
+        raise ValueError(f"{name} needs 0 or 1 for every round (rows) and node (columns); got shape {values.shape}")
     return torch.from_numpy(values.astype(bool))
 
 
 def read_schedule(path: Path) -> list[tuple[Any, ...]]:
-    """Lines id,join,leave; the first one may say just that."""
+    """The lines id,join,leave of a file; a header line with these words is allowed."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = [tuple(part.strip() for part in line) for line in csv.reader(file) if line]
     except (OSError, ValueError, csv.Error) as error:
-        raise ValueError(f"cannot read the participation schedule {path}: {error}") from None
+        raise ValueError(
+            f"cannot read the participation schedule {path}: {error}; give a .csv file with lines id,join,leave"
+        ) from None
     return lines[1:] if lines[:1] == [("id", "join", "leave")] else lines
 
 
 def as_line(line: Sequence[Any]) -> tuple[str, int, int]:
-    """The id as text, and two rounds."""
+    """The id as text, and the rounds of joining and leaving."""
     try:
         name, join, leave = line
         start, end = int(str(join)), NEVER if leave in (None, "") else int(str(leave))
@@ -143,7 +181,7 @@ def as_line(line: Sequence[Any]) -> tuple[str, int, int]:
             raise ValueError
     except (TypeError, ValueError):
         raise ValueError(
-            f"a line of a participation schedule is id,join,leave, rounds from 1 with leave after join (or nothing: "
+            f"a line of a participation schedule is id,join,leave, rounds from 1 with leave after join (or empty: "
             f"to the end), such as 7,10,20; got {line!r}"
         ) from None
     return str(name), start, end

@@ -1,8 +1,8 @@
-"""Counter-based randomness: every draw is a pure function of what it is for.
+"""Counter-based random numbers: every draw is a function of its key, without any generator state.
 
-A draw has the key (seed, purpose, round, call), folded with the node and the slot. There is no
-generator state, so the order in which nodes are computed, their tile, their process and a restart
-change nothing. All of it is integer arithmetic modulo 2^64 in torch (or in Python's own integers).
+The key is (seed, purpose, round, call), combined with the node and the position in the draw. So the order in which
+nodes are computed, the tile, the process and a restart do not change a draw. All of it is integer arithmetic modulo
+2^64, in torch or with Python's integers.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ MAX = (1 << 63) - 1
 
 
 def signed(value: int) -> int:
-    """The int64 with these 64 bits."""
+    """The int64 with the same 64 bits as an unsigned value."""
     value &= MASK
     return value - (1 << 64) if value >> 63 else value
 
 
 def mix(z: Tensor) -> Tensor:
-    """SplitMix64's finaliser: every bit of the result depends on every bit of z."""
+    """The finaliser of SplitMix64: every bit of the result depends on every bit of z, int64 of any shape."""
     z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * signed(0xBF58476D1CE4E5B9)
     z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * signed(0x94D049BB133111EB)
     return z ^ ((z >> 31) & ((1 << 33) - 1))
 
 
 def mix_int(z: int) -> int:
-    """`mix` on a Python integer."""
+    """`mix` of a Python integer."""
     z &= MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
@@ -40,7 +40,7 @@ def mix_int(z: int) -> int:
 
 
 def name_key(name: object) -> int:
-    """A 64-bit key of a node's name: integers are themselves, other names are hashed."""
+    """The 64-bit key of a name: integers are their own key, other names are hashed."""
     if isinstance(name, int):
         return name & MASK
     return int.from_bytes(hashlib.blake2b(str(name).encode(), digest_size=8).digest(), "little")
@@ -54,7 +54,7 @@ def name_keys(names: np.ndarray) -> Tensor:
 
 
 def key(seed: int, *parts: int | str) -> int:
-    """The key of a draw: the seed folded with purpose, round, call, ..."""
+    """The key of a draw: the seed combined with purpose, round, call, ..."""
     result = mix_int(seed + GOLDEN)
     for part in parts:
         result = mix_int(result ^ mix_int(name_key(part) + GOLDEN))
@@ -62,31 +62,33 @@ def key(seed: int, *parts: int | str) -> int:
 
 
 def node_keys(base: int, nodes: Tensor) -> Tensor:
-    """[n] one key a node; `nodes` are the nodes' own keys."""
+    """[n] one key per node for a draw; `nodes` [n] are the keys of the nodes' names."""
     return mix(mix(nodes + signed(GOLDEN)) ^ signed(base))
 
 
 def bits(keys: Tensor, count: int) -> Tensor:
-    """[n, count] 64 random bits a slot."""
+    """[n, count] int64 with 64 random bits each, for keys [n]."""
     slots = torch.arange(1, count + 1, device=keys.device) * signed(GOLDEN)
     return mix(keys.unsqueeze(-1) + slots)
 
 
 def to_uniform(z: Tensor) -> Tensor:
-    """Numbers in [0, 1) with 53 random bits, float64."""
+    """float64 in [0, 1) from 53 of the 64 bits."""
     return ((z >> 11) & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53
 
 
 def uniform(keys: Tensor, count: int) -> Tensor:
-    """[n, count] in [0, 1), float64."""
+    """[n, count] float64 in [0, 1), for keys [n]."""
     return to_uniform(bits(keys, count))
 
 
 def shuffled(keys: Tensor, sizes: Tensor) -> Tensor:
-    """[n, max(sizes)] a random order of 0 .. size-1 in each row; what lies beyond a row's size is meaningless."""
+    """[n, max(sizes)] a random order of 0 .. size - 1 in each row; the rest of a shorter row is undefined."""
     width = int(sizes.max())
     low = (1 << max(1, width - 1).bit_length()) - 1
     slots = torch.arange(width)
-    draws = (bits(keys, width) & ~low) | slots  # a number that says where it came from: sorting these is fast
+    draws = (
+        bits(keys, width) & ~low
+    ) | slots  # random high bits, the slot in the low bits: sorting these is faster than argsort
     draws.masked_fill_(slots >= sizes.unsqueeze(1), MAX)
     return torch.from_numpy(np.sort(draws.numpy(), axis=1)) & low

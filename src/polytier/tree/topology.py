@@ -12,16 +12,32 @@ from torch import Tensor
 
 from polytier.tree.random import name_keys
 
-BLOCKS = 32  # as which the children of a node are summed, at most; each has two children at least
+BLOCKS = 32  # the answers of the children of a node are summed in at most so many blocks, of at least two children each
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Nodes of a tier are numbered so that the children of one parent are neighbours.
+    """A tree with a server, any number of tiers of teams, and devices.
 
-    names   | a list a tier, from the server down: the nodes' names
-    parents | an int64 tensor a tier: each node's parent in the tier above (the server's is 0)
-    order   | [n] the row of each device in the federation
+    Tier 0 is the server, the last tier are the devices. The nodes of a tier are numbered so that the children of a
+    parent have consecutive numbers. Use `Topology.build` to make one.
+
+    Args:
+        names: by tier, from the server down: the names of the nodes [size].
+        parents: by tier: the number of each node's parent in the tier above, int64 [size]; 0 for the server.
+        order: [n] the number of each device in the federation.
+
+    Examples:
+        >>> from polytier import Topology
+        >>> tree = Topology.build(["ann", "bob", "cleo"], ["north", "south", "north"])
+        >>> tree.tier_names, tree.num_tiers, tree.leaf
+        (['server', 'team', 'device'], 3, 2)
+        >>> tree.names[2].tolist()  # the devices, those of a team together
+        ['ann', 'cleo', 'bob']
+        >>> tree.order.tolist()  # and their numbers in the federation
+        [0, 2, 1]
+        >>> tree.parents[2].tolist(), tree.names[1].tolist()
+        ([0, 0, 1], ['north', 'south'])
     """
 
     names: tuple[np.ndarray, ...]
@@ -30,22 +46,39 @@ class Topology:
 
     @classmethod
     def build(cls, devices: Sequence | np.ndarray, *tiers: Sequence | np.ndarray) -> Topology:
-        """From the devices' names and, from the innermost tier outwards, the name of each node's parent.
+        """Build a tree from the names of the devices and of their teams.
 
-        `Topology.build(ids)` is flat; `build(ids, team)` has teams; `build(ids, team, region)` has the
-        region of each team, in the order of the sorted team names.
+        Args:
+            devices: the names of the devices, in the order of the federation.
+            tiers: the name of each node's parent, from the innermost tier outwards. The first has one name per device;
+                each further one has one name per team of the tier before, in the sorted order of their names.
+
+        Returns:
+            ``build(ids)`` has no teams, ``build(ids, team)`` one tier of teams, ``build(ids, team, region)`` two.
+
+        Raises:
+            ValueError: if a tier does not have one name per node.
+
+        Examples:
+            Three teams in two regions; the regions are those of the teams a, b and c:
+
+            >>> from polytier import Topology
+            >>> tree = Topology.build([0, 1, 2, 3], ["b", "a", "c", "a"], ["west", "west", "east"])
+            >>> [names.tolist() for names in tree.names]
+            [['server'], ['east', 'west'], ['c', 'a', 'b'], [2, 1, 3, 0]]
         """
         names, parents = [np.asarray(devices)], []
         order = np.arange(len(names[0]))
         for tier in tiers:
             tier = np.asarray(tier)
             if len(tier) != len(names[0]):
-                raise ValueError(f"a tier names one parent a node; got {len(tier)} for {len(names[0])} nodes")
+                what = f"a tier has the name of the parent of each node; got {len(tier)} for {len(names[0])} nodes"
+                raise ValueError(f"{what}; give one name per node, in the sorted order of the nodes of the tier below")
             above, parent = np.unique(tier, return_inverse=True)
             parents.insert(0, parent)
             names.insert(0, above)
         parents.insert(0, np.zeros(len(names[0]), dtype=np.int64))
-        # sort every tier by its parent's new place, from the top, so that siblings are neighbours
+        # sort every tier by the new number of the parent, from the top, so that siblings have consecutive numbers
         place = np.zeros(1, dtype=np.int64)
         sorted_names, sorted_parents = [], []
         for name, parent in zip(names, parents, strict=True):
@@ -63,7 +96,7 @@ class Topology:
         )
 
     def same_as(self, other: Topology) -> bool:
-        """Whether both are the same tree."""
+        """Whether both trees have the same nodes with the same parents."""
         same = zip(self.names, other.names, strict=False)
         return (
             self.num_tiers == other.num_tiers
@@ -73,28 +106,31 @@ class Topology:
 
     @property
     def num_tiers(self) -> int:
+        """Number of tiers, server and devices included."""
         return len(self.names)
 
     @property
     def leaf(self) -> int:
-        """The devices' tier."""
+        """The tier of the devices."""
         return len(self.names) - 1
 
     @property
     def tier_names(self) -> list[str]:
+        """Names of the tiers: server, team (or team1, team2, ... from the top), device."""
         teams = ["team"] if self.num_tiers == 3 else [f"team{k}" for k in range(1, self.num_tiers - 1)]
         return ["server", *teams, "device"]
 
     def link(self, tier: int) -> str:
-        """The name of the link above this tier, e.g. "server-team"."""
+        """The name of the link between a tier and the one above it, e.g. ``"server-team"``."""
         return f"{self.tier_names[tier - 1]}-{self.tier_names[tier]}"
 
     def size(self, tier: int) -> int:
+        """Number of nodes of a tier."""
         return len(self.names[tier])
 
     @cached_property
     def offsets(self) -> tuple[Tensor, ...]:
-        """By tier: the children of node i are offsets[i] .. offsets[i + 1] of the tier below."""
+        """By tier: [size + 1]; the children of node i have the numbers offsets[i] .. offsets[i + 1] - 1."""
         return tuple(
             torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(p, minlength=self.size(t)).cumsum(0)])
             for t, p in enumerate(self.parents[1:])
@@ -102,7 +138,11 @@ class Topology:
 
     @cached_property
     def blocks(self) -> tuple[Tensor, ...]:
-        """By tier: the block of each node among its parent's children, by its rank: whatever the tile or worker is."""
+        """By tier: [size] the block of each node among the children of its parent.
+
+        It depends only on the position among the children. Answers are summed by blocks, so sums are the same to the
+        bit for all tiles and numbers of workers.
+        """
         found = [torch.zeros(1, dtype=torch.int64)]
         for parent, offsets in zip(self.parents[1:], self.offsets, strict=True):
             size = (-(-offsets.diff() // BLOCKS)).clamp(min=2)
@@ -111,11 +151,11 @@ class Topology:
 
     @cached_property
     def keys(self) -> tuple[Tensor, ...]:
-        """By tier: the key under which a node draws, made from its name and not from its place."""
+        """By tier: [size] the key of each node for random draws, made from its name and not from its number."""
         return tuple(name_keys(names) for names in self.names)
 
     def kids(self, tier: int, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Children of the nodes `ids`, in order, and the position in `ids` of each one's parent."""
+        """[k] the children of the nodes `ids` of a tier, and [k] the position in `ids` of the parent of each."""
         start, end = self.offsets[tier][ids], self.offsets[tier][ids + 1]
         count = end - start
         position = torch.repeat_interleave(torch.arange(len(ids)), count)
@@ -123,7 +163,7 @@ class Topology:
         return first + torch.arange(len(position)), position
 
     def ancestor(self, tier: int, of: int | None = None) -> Tensor:
-        """[n] the ancestor in that tier of each device, or of each node of tier `of`."""
+        """[n] the ancestor in tier `tier` of each device, or of each node of tier `of`."""
         of = self.leaf if of is None else of
         node = torch.arange(self.size(of))
         for t in range(of, tier, -1):
@@ -131,13 +171,13 @@ class Topology:
         return node
 
     def flat(self) -> Topology:
-        """The same devices directly under the server, in the federation's order."""
+        """The tree without teams, with the devices in the order of the federation."""
         back = torch.empty_like(self.order)
         back[self.order] = torch.arange(len(self.order))
         return Topology.build(self.names[-1][back.numpy()])
 
     def summed(self, values: Tensor) -> tuple[Tensor, ...]:
-        """By tier: the sum of the devices' values (in the topology's order) below each node."""
+        """By tier: [size] the sum of the devices' values [n] below each node."""
         sums = [values]
         for tier in range(self.leaf, 0, -1):
             above = torch.zeros(self.size(tier - 1), dtype=values.dtype)
@@ -146,7 +186,12 @@ class Topology:
 
 
 def nested(team: np.ndarray, shape: Sequence[int]) -> list[np.ndarray]:
-    """Tiers for `Topology.build`: innermost teams 0 .. prod(shape)-1 in blocks of the next tier, and so on."""
+    """Tiers for `Topology.build` of regular trees.
+
+    Args:
+        team: [n] the innermost team of each device, 0 .. prod(shape) - 1.
+        shape: number of teams of the outermost tier, number per team of the next one, and so on.
+    """
     tiers = [np.asarray(team)]
     num = int(np.prod(shape))
     for width in list(shape)[:0:-1]:
