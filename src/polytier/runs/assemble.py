@@ -128,10 +128,10 @@ def assemble(
         algorithm = methods[""] if "" in methods else make_method(spec.algorithm, own_fields(spec), methods)
     methods = algorithm.parts() or {"": algorithm}
     check_device(spec.on)
+    federations, specs = make_data(specs, one_each("federation", federation, methods))
     threads = torch.get_num_threads()
     settle()
     try:
-        federations, specs = make_data(specs, one_each("federation", federation, methods))
         first = next(iter(specs.values()))
         spec = spec.replace(devices=first.devices, teams=first.teams, team_formation=first.team_formation)
         spec = spec.replace(**{name: absolute_file(getattr(spec, name)) for name in RULES})
