@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ def test_what_the_server_knows_of_devices_is_in_the_order_of_the_tree():
 
 
 def test_participants_are_the_same_for_every_node_and_call():
-    rules = {"team_participation": "count:1", "device_participation": "count:2"}
+    rules: Any = {"team_participation": "count:1", "device_participation": "count:2"}
     with make_loop(PerMFL(), make(), "mclr", **rules) as training:
         found = set()
         for t in range(6):

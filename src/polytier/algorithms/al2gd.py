@@ -141,6 +141,7 @@ class AL2GD(Algorithm):
         return {}
 
     def hand_on(self, sent: dict[str, Tensor], devices: Children) -> Rows:
+        """Send the mean of all to the devices of these teams, and move the team means by the same pulls."""
         pulls, c = self.run(sent, devices)[1], devices.memory("model", devices.initial)
         devices.call("pull", sent if all(pulls) else {**sent, "team": c}, to=devices.participants()[0][0])
         devices.keep(model=self.pulled(c, c, sent["server"], pulls))
@@ -154,6 +155,7 @@ class AL2GD(Algorithm):
         return x if pulls else {}
 
     def pull(self, sent: dict[str, Tensor], local: LocalProblem) -> Rows:
+        """Pull the models of these devices to the means that were sent."""
         pulls, x = self.run(sent, local)[1], local.memory("model", local.initial)
         # a mean that was not sent is not used by these pulls
         local.keep(model=self.pulled(x, sent.get("team", x), sent.get("server", x), pulls))

@@ -121,7 +121,8 @@ class CoBo(Algorithm):
         return rank[a], rank[b]
 
     def midpoint(self, z: Tensor, local: LocalProblem) -> Tensor:
-        return local.grad(z, local.batch(stream="midpoint"))  # a team's is the mean of its devices'
+        """[n, d] the gradients at the midpoints z; called at a team, the mean over its devices, see `Children.call`."""
+        return local.grad(z, local.batch(stream="midpoint"))
 
     def team(self, sent: Weights, devices: Children) -> Weights:
         x = sent["model"] if "model" in sent else devices.memory("model", devices.initial)

@@ -96,6 +96,7 @@ class FC(Algorithm):
         return group[who].bincount(minlength=n)[group]
 
     def descent(self, sent: Rows, local: LocalProblem) -> Tensor:
+        """[n, d] the momenta m_i, updated with a new gradient."""
         x = local.memory("model", local.initial)
         old, g = local.memory("momentum", torch.zeros_like(x)), local.grad(x)
         m = (1 - self.momentum) * g + self.momentum * old

@@ -91,6 +91,7 @@ class ValidationWeights(Algorithm):
         return {"model": theta}
 
     def mix(self, candidates: Tensor, local: LocalProblem) -> Tensor:
+        """[n, 1 + k] the weights of a device's own model and of its candidates [n, k, d]; keeps the mixed model."""
         models = [local.memory("model", local.initial), *candidates.unbind(1)]
         held = local.full("validation")
         losses = torch.stack([local.loss(theta, held) for theta in models], 1)
