@@ -21,7 +21,7 @@ from polytier.cli import studies
 from polytier.cli.options import flag, given
 from polytier.report.tables import print_summary, print_unfinished, print_until
 from polytier.runs.config import PYTHON, Config, check_config, prepare, resolve, versions
-from polytier.runs.read import read_config, read_history, read_summary
+from polytier.runs.read import RunRecord, read_config, read_summary
 
 if TYPE_CHECKING:
     from polytier.runs.loop import Training
@@ -282,24 +282,23 @@ def show(
     folders: pages.Folders,
     until: Annotated[
         float | None,
-        typer.Option("--until", metavar="ACCURACY", help="Also the bytes until a test accuracy such as 0.9."),
+        typer.Option("--until", metavar="LEVEL", help="Also the bytes until a level of the leading metric, as 0.9."),
     ] = None,
 ) -> None:
-    """The result of a run from its files alone: accuracy, traffic, groups learned; of several, a table by data."""
+    """The result of a run from its files alone: metrics, traffic, groups learned; of several, a table by data."""
     folder = folders[0]
     if len(folders) > 1 or (folder.is_dir() and not (folder / "config.toml").exists()):
         pages.print_tables(folders, until)
         return
-    config, summary = read_config(folder), read_summary(folder)
-    history = read_history(folder)
-    if summary is None:
-        print_unfinished(wide_console(), config, history, folder)
+    run = RunRecord(folder)
+    if run.summary is None:
+        print_unfinished(wide_console(), run)
         return
-    print_summary(wide_console(), config, summary, folder)
+    print_summary(wide_console(), run.config, run.summary, folder)
     if until is not None:
-        print_until(wide_console(), history, until)
-    if summary["rounds"] < config["rounds"]:
-        say(f"on its way to round {config['rounds']}; go on with: polytier resume {folder}")
+        print_until(wide_console(), run, until)
+    if not run.finished:
+        say(f"on its way to round {run.wanted}; go on with: polytier resume {folder}")
 
 
 @app.command(name="list")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from polytier._terminal import say, wide_console
-from polytier.report import texts
+from polytier.report import markdown_latex as texts
 from polytier.report.blocks import Heading, Section, Table
 from polytier.report.palette import names_in
 from polytier.report.tables import line, table
@@ -27,10 +27,10 @@ def report(
         Path | None, typer.Option("--tables", metavar="FOLDER", help="Also tables.md and tables.tex.")
     ] = None,
 ) -> None:
-    """One page about runs, which needs no network: tables, accuracy, devices, traffic, collaboration, data."""
+    """One page about runs, which needs no network: tables, metrics, devices, traffic, collaboration, data."""
     from polytier.report.figures import FORMATS, charts_in, require, save
     from polytier.report.page import render
-    from polytier.report.study import page_of
+    from polytier.report.page_contents import page_of
     from polytier.runs.folder import atomic, write_text
 
     if form not in FORMATS:
@@ -79,10 +79,10 @@ def as_text(blocks: list[Any], heading: str, write: Any) -> list[str]:
 
 def print_tables(folders: list[Path], until: float | None) -> None:
     """The summary of the page on a terminal: a table for each data set."""
-    from polytier.report.study import UNTIL, summary_tables
+    from polytier.report.page_contents import summary_tables
 
     console = wide_console()
-    for title, summary, notes in summary_tables(folders, UNTIL if until is None else until):
+    for title, summary, notes in summary_tables(folders, until):
         line(console, title, style="bold")
         rows = [[texts.text_of(cell) for cell in row] for row in summary.rows]
         console.print(table(summary.columns, rows, right=True))
@@ -97,7 +97,7 @@ def watch(
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
 ) -> None:
     """Serve the same page while runs go on; it follows them. Ctrl-C ends it."""
-    from polytier.report.live import serve
+    from polytier.report.server import serve
 
     def ready(address: str) -> None:
         say(f"{folder} is shown at {address}; Ctrl-C ends this")

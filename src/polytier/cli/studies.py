@@ -168,7 +168,7 @@ def check(
     asked = flags_of_run(ctx, [*([] if what is None else [what]), *ctx.args])
     set_up_logging(as_json or asked["quiet"], asked["verbose"])
     config = resolve(asked["what"], given(asked), asked["fields"] or ())
-    from polytier.report.theory import print_check
+    from polytier.report.check_table import print_check
     from polytier.runs.folder import finite
     from polytier.theory.check import check_training, read_given
     from polytier.theory.measure import measure as run_it

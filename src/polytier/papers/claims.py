@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from polytier.papers.plan import Claim, Points, Reading, Run
+from polytier.papers.plan import Claim, PlannedRun, Points, Reading
 from polytier.papers.readings import by_round
 
 Finished = Sequence[Sequence[Path]]  # for each run the folders of its finished seeds
@@ -17,7 +17,9 @@ def told(names: Sequence[str], values: Sequence[float]) -> str:
     return ", ".join(f"{name}: {value:.2f}" for name, value in zip(names, values, strict=True))
 
 
-def ahead(text: str, runs: Sequence[Run], names: Sequence[str], read: Callable[[Sequence[Path]], Reading]) -> Claim:
+def ahead(
+    text: str, runs: Sequence[PlannedRun], names: Sequence[str], read: Callable[[Sequence[Path]], Reading]
+) -> Claim:
     """The first run's figure (the paper's protocol, mean over seeds) is above those of all others."""
 
     def holds(finished: Finished) -> tuple[bool, str]:
@@ -28,7 +30,7 @@ def ahead(text: str, runs: Sequence[Run], names: Sequence[str], read: Callable[[
     return Claim(text, tuple(runs), holds)
 
 
-def rising(text: str, runs: Sequence[Run], names: Sequence[str], model: str) -> Claim:
+def rising(text: str, runs: Sequence[PlannedRun], names: Sequence[str], model: str) -> Claim:
     """No run is slower than the one before it, and the last is faster than the first.
 
     Speed is the test accuracy, mean over the rounds that all have.
@@ -42,7 +44,7 @@ def rising(text: str, runs: Sequence[Run], names: Sequence[str], model: str) -> 
     return Claim(text, tuple(runs), holds)
 
 
-def alike(text: str, runs: Sequence[Run], names: Sequence[str], model: str, points: float = 2.0) -> Claim:
+def alike(text: str, runs: Sequence[PlannedRun], names: Sequence[str], model: str, points: float = 2.0) -> Claim:
     """All runs are equally fast: their mean accuracies over the rounds lie within some points."""
 
     def holds(finished: Finished) -> tuple[bool, str]:
@@ -61,7 +63,7 @@ def over_rounds(read: Callable[[Sequence[Path]], Points], finished: Finished) ->
     return [sum(v) / len(v) for v in values]
 
 
-def settled(text: str, run: Run, model: str, rounds: int, points: float = 1.0) -> Claim:
+def settled(text: str, run: PlannedRun, model: str, rounds: int, points: float = 1.0) -> Claim:
     """The run is within a point of its best test accuracy before that round, in every seed."""
 
     def holds(finished: Finished) -> tuple[bool, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polytier.papers import cobo_readings as read
-from polytier.papers.plan import Chart, Claim, Curve, Item, Matrix, Row, Run
+from polytier.papers.plan import Chart, Claim, Curve, Item, Matrix, PlannedRun, Row
 from polytier.papers.readings import accuracy, by_round
 
 NAMES = {
@@ -144,7 +144,7 @@ class Plan:
             "split": f"{9 * share:g}:{share:g}:{at.test + 10 * (1 - share):g}",
         }  # fmt: skip
 
-    def run(self, where: str, method: str) -> Run:
+    def run(self, where: str, method: str) -> PlannedRun:
         """A row of Table 2."""
         clients, clusters = (8, 4) if where == SILO else (80, 10)
         settings = {
@@ -154,7 +154,7 @@ class Plan:
         }
         if (where, method) == (DEVICE, "ifca"):
             settings["device_participation"] = 0.1  # "to ensure scalability and fairness"
-        return Run(f"{method}-{clients}", settings, self.size.seeds)
+        return PlannedRun(f"{method}-{clients}", settings, self.size.seeds)
 
     def fields(self, where: str, method: str, sampling: str = "constant") -> dict[str, Any]:
         at = self.size.experiments[where]
@@ -174,22 +174,22 @@ class Plan:
             "oracle": average,
         }[method]  # fmt: skip
 
-    def sampled(self, rule: str) -> Run:
+    def sampled(self, rule: str) -> PlannedRun:
         """A row of Table 1."""
         base = self.run(SILO, "cobo")
         if rule == "constant":
             return base
-        return Run(f"cobo-8-{rule}", {**base.settings, "set": self.fields(SILO, "cobo", rule)}, base.seeds)
+        return PlannedRun(f"cobo-8-{rule}", {**base.settings, "set": self.fields(SILO, "cobo", rule)}, base.seeds)
 
-    def varied(self, share: float = 1, clusters: int = 4, members: int = 2) -> Run:
+    def varied(self, share: float = 1, clusters: int = 4, members: int = 2) -> PlannedRun:
         """A point of Figure 2a."""
         base = self.run(SILO, "cobo")
         if (share, clusters, members) == (1, 4, 2):
             return base
         settings = {**base.settings, **self.settings(SILO, clusters * members, clusters, share)}
-        return Run(f"cobo-{clusters}-clusters-of-{members}-share-{share:g}", settings, base.seeds)
+        return PlannedRun(f"cobo-{clusters}-clusters-of-{members}-share-{share:g}", settings, base.seeds)
 
-    def runs(self, where: str) -> dict[str, Run]:
+    def runs(self, where: str) -> dict[str, PlannedRun]:
         return {method: self.run(where, method) for method in TABLE_2[where]}
 
     # -- items ----------------------------------------------------------------------------------------

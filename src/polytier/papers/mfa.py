@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polytier.papers import mfa_readings as read
-from polytier.papers.plan import Chart, Claim, Curve, Item, Row, Run
+from polytier.papers.plan import Chart, Claim, Curve, Item, PlannedRun, Row
 
 METHODS = {"MFA-Rand": "mfa-rand", "MFA-RR": "mfa-rr"}
 STEPS = {"constant": 0.1, "decaying": "30/(100+t)"}
@@ -120,7 +120,7 @@ def items(scale: str) -> list[Item]:
 # -- strongly convex (Section 6) ----------------------------------------------------------------------
 
 
-def convex(size: Scale, method: str, steps: int, step: str = "constant", models: int = 1) -> Run:
+def convex(size: Scale, method: str, steps: int, step: str = "constant", models: int = 1) -> PlannedRun:
     """All models are the same problem; one alone is FedAvg."""
     fields = {"device_lr": STEPS[step], "device_steps": steps, "weights": "uniform"}
     settings: dict[str, Any] = {
@@ -129,10 +129,10 @@ def convex(size: Scale, method: str, steps: int, step: str = "constant", models:
     }  # fmt: skip
     if models == 1:
         settings |= {"rounds": size.single, "eval_every": size.single, "set": fields}
-        return Run(f"fedavg-tridiagonal-e{steps}", settings, size.seeds)
+        return PlannedRun(f"fedavg-tridiagonal-e{steps}", settings, size.seeds)
     settings |= {"models": models, "rounds": size.rounds, "eval_every": size.every, "set": fields | {"step": "average"}}
     seeds = size.pairs if (models, steps) == (2, 5) else size.seeds
-    return Run(f"{method}-tridiagonal-m{models}-e{steps}-{step}", settings, seeds)
+    return PlannedRun(f"{method}-tridiagonal-m{models}-e{steps}-{step}", settings, seeds)
 
 
 def comparison(number: int, size: Scale, models: int, step: str, quick: bool) -> Item:
@@ -194,18 +194,18 @@ def data_of(name: str, size: Scale, attribute: str = "Smiling") -> dict[str, Any
     return {"data": data, "model": "cnn-celeba", "partition": "column"}
 
 
-def alone(name: str, settings: Mapping[str, Any], size: Scale, single: int) -> Run:
+def alone(name: str, settings: Mapping[str, Any], size: Scale, single: int) -> PlannedRun:
     rounds = {"rounds": single, "eval_every": single}
-    return Run(name, {"algorithm": "fedavg", **SHARED, **settings, **rounds, "set": LOCAL}, size.seeds)
+    return PlannedRun(name, {"algorithm": "fedavg", **SHARED, **settings, **rounds, "set": LOCAL}, size.seeds)
 
 
-def together(name: str, method: str, settings: Mapping[str, Any], models: Any, size: Scale, single: int) -> Run:
+def together(name: str, method: str, settings: Mapping[str, Any], models: Any, size: Scale, single: int) -> PlannedRun:
     """`models` alike, or a table of them."""
     several = isinstance(models, int)
     rounds = single * min(models if several else len(models), size.patience)
     fields = {"step": "average", **(LOCAL if several else {})}
     more = {"models": models, "rounds": rounds, "eval_every": size.every, "set": fields}
-    return Run(name, {"algorithm": method, **SHARED, **settings, **more}, size.seeds)
+    return PlannedRun(name, {"algorithm": method, **SHARED, **settings, **more}, size.seeds)
 
 
 def driven_gain(figure: str, size: Scale, quick: bool) -> Item:
@@ -241,7 +241,7 @@ def driven_gain(figure: str, size: Scale, quick: bool) -> Item:
     )  # fmt: skip
 
 
-def claim_of(figure: str, what: str, runs: tuple[Run, ...], split: str) -> Claim:
+def claim_of(figure: str, what: str, runs: tuple[PlannedRun, ...], split: str) -> Claim:
     if figure == "figure6":
         return Claim(f"{what}: the gain grows with M, slower than M", runs, read.sublinear(split))
     return Claim(f"{what}: the gain is above 1", runs, read.above_one(split))

@@ -8,7 +8,7 @@ from typing import Any
 from polytier.papers.claims import ahead, alike, rising
 from polytier.papers.permfl_figures import DATA, TABLE1, TABLE2, TABLE3, UNCERTAIN
 from polytier.papers.permfl_studies import STUDIES, Series, Study
-from polytier.papers.plan import Chart, Claim, Curve, Item, Row, Run
+from polytier.papers.plan import Chart, Claim, Curve, Item, PlannedRun, Row
 from polytier.papers.readings import by_round, pooled
 
 SOURCES = {
@@ -76,7 +76,7 @@ def items(scale: str) -> list[Item]:
     ]  # fmt: skip
 
 
-def make(quick: bool, method: str, data: str, model: str, **changes: Any) -> Run:
+def make(quick: bool, method: str, data: str, model: str, **changes: Any) -> PlannedRun:
     """A run on some data with "MCLR" or "network"; its name tells what is not as for Table 1."""
     usual = {**USUAL, **FIELDS[method]}
     changes = {k: changes[k] for k in (*LETTERS, "devices", "partition") if k in changes and changes[k] != usual[k]}
@@ -93,7 +93,7 @@ def make(quick: bool, method: str, data: str, model: str, **changes: Any) -> Run
     if data == "Synthetic":
         del settings["partition"]  # its devices are made one by one
     words = [f"{LETTERS[k]}-{v}".replace(" ", "-") for k, v in changes.items() if k in LETTERS]
-    return Run("-".join([method, data, model, *words]).lower(), settings, 1 if quick else 10)
+    return PlannedRun("-".join([method, data, model, *words]).lower(), settings, 1 if quick else 10)
 
 
 def quick_rounds(data: str, model: str, changed: bool) -> int:
@@ -176,7 +176,7 @@ def table2(quick: bool) -> Item:
     places = [place for place in columns if place[1] == "MCLR" or not quick]
     forms = ("worst", "average")
 
-    def formed(form: str, place: tuple[str, str]) -> Run:
+    def formed(form: str, place: tuple[str, str]) -> PlannedRun:
         return make(quick, "permfl", *place, **STATED, teams=2, team_formation=form)
 
     rows = [
@@ -210,7 +210,7 @@ def table2(quick: bool) -> Item:
 
 
 def table3(quick: bool) -> Item:
-    def run(method: str, data: str) -> Run:
+    def run(method: str, data: str) -> PlannedRun:
         devices = (QUICK_DEVICES if quick else DEVICES)[data]
         return make(quick, method, data, "MCLR", devices=devices, teams=5, partition="labels:3")
 
@@ -299,7 +299,7 @@ def name_of(key: str, value: Any) -> str:
 
 
 def chart(
-    name: str, runs: Sequence[Run], names: Sequence[str], kinds: Sequence[str], split: str = "test",
+    name: str, runs: Sequence[PlannedRun], names: Sequence[str], kinds: Sequence[str], split: str = "test",
     metric: str = "accuracy",
 ) -> Chart:  # fmt: skip
     curves = [

@@ -19,7 +19,7 @@ Points = tuple[Sequence[float], Sequence[float | None]]
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """Settings of `polytier run`, repeated for some seeds. `name` is the folder's; equal names are one run."""
 
     name: str
@@ -38,7 +38,7 @@ class Row:
     """
 
     labels: tuple[str, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[PlannedRun, ...]
     read: Callable[[Sequence[Path]], Reading]
     paper: float | None = None
     deviation: float | None = None
@@ -50,7 +50,7 @@ class Curve:
     """A line of a figure: mean and interval over the seeds of its runs."""
 
     name: str
-    runs: tuple[Run, ...]
+    runs: tuple[PlannedRun, ...]
     read: Callable[[Sequence[Path]], Points]
     dashed: bool = False
 
@@ -68,7 +68,7 @@ class Matrix:
     """Who listens to whom over time, of the run's first seed, from its collaboration.npz."""
 
     title: str
-    run: Run
+    run: PlannedRun
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Claim:
     """
 
     text: str
-    runs: tuple[Run, ...]
+    runs: tuple[PlannedRun, ...]
     holds: Callable[[Sequence[Sequence[Path]]], tuple[bool, str]]
 
 
@@ -104,7 +104,7 @@ class Item:
     unit: str = "%"
     margin: float = 2.0
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[PlannedRun]:
         """Each run once, in the order of their use."""
         users = (*self.rows, *(curve for chart in self.charts for curve in chart.curves), *self.claims)
         found = {run.name: run for user in users for run in user.runs} | {m.run.name: m.run for m in self.matrices}

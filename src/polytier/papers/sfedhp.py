@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from polytier.papers.plan import Chart, Claim, Curve, Item, Points, Row, Run
+from polytier.papers.plan import Chart, Claim, Curve, Item, PlannedRun, Points, Row
 from polytier.papers.readings import accuracy, by_round
 from polytier.papers.sfedhp_figures import AHEAD, LAMBDAS, NONZEROS, SAVED, TABLE_I, TABLES, Place
 from polytier.papers.sfedhp_readings import (
@@ -88,7 +88,7 @@ LEAPS = (
     "An edge's step of 0.05 gamma tanh(w / rho) leaps over 0 where 0.05 gamma / rho is above 2, from gamma = 0.0024 "
     "on: weights then go to and fro, none is nearer to 0 than rho for long."
 )
-Runs = Mapping[str, Run]  # by the name of a figure's line
+Runs = Mapping[str, PlannedRun]  # by the name of a figure's line
 
 
 def items(scale: str) -> list[Item]:

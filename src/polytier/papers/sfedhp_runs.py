@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polytier.papers.plan import Run
+from polytier.papers.plan import PlannedRun
 from polytier.papers.sfedhp_figures import LAMBDAS, Place
 
 ROUNDS, SEEDS = 800, 3
@@ -53,13 +53,13 @@ METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def run(name: str, quick: bool, rounds: int, **settings: Any) -> Run:
+def run(name: str, quick: bool, rounds: int, **settings: Any) -> PlannedRun:
     shared = {"devices": 20, "teams": 4, "team_formation": "random", "batch_size": 20, "rounds": rounds}
     every = max(1, rounds // (10 if quick else 40))
-    return Run(name, {**settings, **shared, "eval_every": every}, 1 if quick else SEEDS)
+    return PlannedRun(name, {**settings, **shared, "eval_every": every}, 1 if quick else SEEDS)
 
 
-def table_run(method: str, place: Place, quick: bool, labels: int = 5) -> Run:
+def table_run(method: str, place: Place, quick: bool, labels: int = 5) -> PlannedRun:
     """A row of Tables II-VII. With 5 labels the counts of a class are shared by the devices that hold it; with 2 they
     are of every device, images apart: 4 devices hold a class."""
     (data, setting), (_, algorithm, fields) = place, METHODS[method]
@@ -75,7 +75,7 @@ def table_run(method: str, place: Place, quick: bool, labels: int = 5) -> Run:
     )  # fmt: skip
 
 
-def figure_run(name: str, algorithm: str, fields: dict[str, Any], convex: bool, quick: bool) -> Run:
+def figure_run(name: str, algorithm: str, fields: dict[str, Any], convex: bool, quick: bool) -> PlannedRun:
     """A line of Figures 2-5: all of MNIST, 3/4 of it for training."""
     more = {"model": "mclr", "l2": 0.001} if convex else {"model": "dnn:50" if quick else "dnn:100", "codec": "paper"}
     return run(
@@ -84,11 +84,11 @@ def figure_run(name: str, algorithm: str, fields: dict[str, Any], convex: bool, 
     )  # fmt: skip
 
 
-def figure_sfedhp(pull: float, gamma: float, quick: bool, convex: bool = False) -> Run:
+def figure_sfedhp(pull: float, gamma: float, quick: bool, convex: bool = False) -> PlannedRun:
     return figure_run(f"sfedhp-{pull:g}-gamma-{gamma:g}", "sfedhp", sfedhp(pull, gamma), convex, quick)
 
 
-def figure_others(quick: bool, convex: bool = False) -> tuple[Run, Run]:
+def figure_others(quick: bool, convex: bool = False) -> tuple[PlannedRun, PlannedRun]:
     """What sFedHP is drawn beside: pFedMe with the same lambda, hierarchical FedAvg."""
     return (
         figure_run("pfedme-25", "pfedme", pfedme(25), convex, quick),

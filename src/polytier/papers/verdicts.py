@@ -10,10 +10,10 @@ from math import hypot
 from pathlib import Path
 from typing import Any
 
-from polytier.papers.plan import Chart, Claim, Curve, Item, Matrix, Row, Run
+from polytier.papers.plan import Chart, Claim, Curve, Item, Matrix, PlannedRun, Row
 from polytier.report import heatmap
 from polytier.report.blocks import Cell, Lines, Matrices, Panels, Section, Series, Table, Text
-from polytier.report.comparison import interval
+from polytier.report.intervals import interval
 
 Folders = Mapping[str, Mapping[int, Path]]
 AGREES, HIGHER, LOWER, INCOMPARABLE, MISSING = "agrees", "higher", "lower", "not comparable", "not run"
@@ -65,7 +65,7 @@ def judge_claim(claim: Claim, folders: Folders) -> dict[str, Any]:
     return {"text": claim.text, "holds": holds, "rests_on": rests_on}
 
 
-def by_seed(runs: Sequence[Run], folders: Folders) -> dict[int, list[Path]]:
+def by_seed(runs: Sequence[PlannedRun], folders: Folders) -> dict[int, list[Path]]:
     """For each seed that all runs have finished, their folders."""
     found = [folders.get(run.name, {}) for run in runs]
     seeds = sorted(set.intersection(*(set(each) for each in found)))

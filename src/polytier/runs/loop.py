@@ -24,6 +24,7 @@ from polytier.method.call import Clock, NodesLost
 from polytier.method.mapped_memory import Store
 from polytier.method.node import Children, check_finite
 from polytier.models.losses import Loss
+from polytier.models.metrics import Asked
 from polytier.runs.evaluate import Evaluation, evaluate
 from polytier.runs.making import check_settings, join, make_context, make_engine, note_flat, one_of
 from polytier.runs.run import Run
@@ -71,7 +72,7 @@ class Training:
     def __init__(
         self, algorithm: Algorithm, federation: OneOrEach[Federation], model: OneOrEach[nn.Module | str], *,
         seed: int = 0, topology: Topology | None = None, loss: OneOrEach[Loss | None] = None,
-        metrics: Mapping[str, Callable[[Tensor, Tensor], Tensor]] | None = None, l2: OneOrEach[float] = 0.0,
+        metrics: Asked = None, l2: OneOrEach[float] = 0.0,
         team_participation: Any = 1.0, device_participation: Any = 1.0, absent: str = "skip",
         batch_size: OneOrEach[int | str] = 32, eval_every: int = 1, workers: int | None = 1, tile: int | None = None,
         inner_tile: int | None = None, dtype: str = "float32", on: str = "cpu", codec: str | None = None,
@@ -80,8 +81,10 @@ class Training:
         """Settle everything; nothing is drawn from a generator with hidden state.
 
         topology            | by default the federation's teams, or flat if there are none
-        loss, metrics       | functions (outputs, targets) -> one value a sample; by default cross-entropy and
-                              accuracy for classes, half the squared error otherwise
+        loss                | a function (outputs, targets) -> one value per sample, or the mean over the samples; by
+                              default cross-entropy for classes, half the squared error for numbers
+        metrics             | names and `Metric` objects, or a mapping from names to functions (outputs, targets) -> one
+                              value per sample; the first one leads, the task's default is recorded beside it
         l2                  | adds l2/2 |theta|^2 to every device's objective
         *_participation     | a fraction, "count:N", "table:FILE", "schedule:FILE" or a table [rounds, nodes]
         absent              | "skip": the mean is over those who answered; "stale": the others' last answers count too
@@ -134,6 +137,7 @@ class Training:
         self.settings: dict[str, Any] = {  # what a run folder records
             "seed": seed, "absent": absent, "eval_every": eval_every, "dtype": dtype, "on": on,
             "codec": self.codec.name, **({"models": recorded} if algorithm.parts() else recorded[""]),
+            **({} if metrics is None else {"metrics": [m.as_dict() for m in next(iter(contexts.values())).metrics]}),
         }  # fmt: skip
         self.choose_workers = workers is None and engine == "stacked"
         first = {name: context.objective.initial.unsqueeze(0).clone() for name, context in contexts.items()}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from polytier.data.batches import Batches, check_batch_size
 from polytier.data.federation import Federation
@@ -20,8 +20,9 @@ from polytier.method.algorithm import Algorithm
 from polytier.method.context import Context
 from polytier.method.memory import Memory
 from polytier.models.losses import Loss, default_loss
-from polytier.models.metrics import correct
+from polytier.models.metrics import Asked, resolve_metrics
 from polytier.models.zoo import checked, make_model
+from polytier.runs.sample_check import try_loss_and_metrics
 from polytier.stack.objective import BATCHINGS, Objective, choose_batching
 from polytier.tree.participation import Participation
 from polytier.tree.topology import Topology
@@ -42,8 +43,8 @@ def one_of(key: str, value: Any, name: str, methods: Mapping[str, Algorithm]) ->
 def make_context(
     algorithm: Algorithm, *, name: str, federation: Federation, model: nn.Module | str, seed: int,
     topology: Topology | None, rules: tuple[Participation, Participation], loss: Loss | None,
-    metrics: Mapping[str, Callable[[Tensor, Tensor], Tensor]] | None, l2: float, batch_size: int | str, absent: str,
-    dtype: str, on: str, batching: str | None, hold: int, made: dict[str, Objective],
+    metrics: Asked, l2: float, batch_size: int | str, absent: str, dtype: str, on: str, batching: str | None,
+    hold: int, made: dict[str, Objective],
 ) -> Context:  # fmt: skip
     """All that the programs of one model share."""
     check_batch_size(batch_size)
@@ -57,12 +58,15 @@ def make_context(
     if isinstance(model, str):
         model = make_model(model, tuple(federation.x.shape[1:]), federation.num_classes, seed)
     classes = federation.num_classes is not None
-    metrics = metrics if metrics is not None else {"accuracy": correct} if classes else {}
+    judged = resolve_metrics(metrics, classes)
     objective = made.get(alike) or Objective(
         checked(type(model).__name__, model), loss or default_loss(model, classes), l2=l2, dtype=kind, device=on,
         batching=batching or "stacked",
     )  # fmt: skip
     batches = Batches(federation, seed, kind, on, bool(objective.dropouts))
+    plain = type(algorithm).predict is Algorithm.predict  # its predictions are the outputs of the model
+    if plain and (loss is not None or metrics is not None):
+        try_loss_and_metrics(objective, batches, judged)
     if batching is None and alike not in made:
         few = torch.arange(min(8, len(federation)))
         size = batch_size if isinstance(batch_size, int) else 32
@@ -74,7 +78,7 @@ def make_context(
     participation = (Participation(), *[teams] * (topology.num_tiers - 2), devices)
     return Context(
         algorithm, topology, objective, batches, Memory(topology), named(participation, topology), seed, batch_size,
-        absent, metrics=metrics, ledger=Ledger(topology), name=name, hold=hold, module=model,
+        absent, metrics=judged, ledger=Ledger(topology), name=name, hold=hold, module=model,
     )  # fmt: skip
 
 

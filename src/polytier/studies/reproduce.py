@@ -17,7 +17,7 @@ from polytier._terminal import FAULT, fail, say, silence, wide_console
 from polytier._terminal import INTERRUPTED as EXIT_INTERRUPTED
 from polytier._text import duration
 from polytier.papers import verdicts as reproduction
-from polytier.papers.plan import Item, Run
+from polytier.papers.plan import Item, PlannedRun
 from polytier.report.blocks import Cell, Panels, Section, Table, Text
 from polytier.report.comparison import DONE, INTERRUPTED, NOT_APPLICABLE, WAITING
 from polytier.report.tables import line, table
@@ -65,7 +65,7 @@ def reproduce_paper(
 # -- what is run --------------------------------------------------------------------------------------
 
 
-def make_tasks(runs: Sequence[Run], data_dir: Path | None, folder: Path) -> list[Task]:
+def make_tasks(runs: Sequence[PlannedRun], data_dir: Path | None, folder: Path) -> list[Task]:
     """All runs with their first seed, then all with the next one. Those whose data are not there say so."""
     where = {} if data_dir is None else {"data_dir": str(data_dir)}
     missing: dict[str, str] = {}
@@ -103,7 +103,7 @@ def no_data(config: Config, known: dict[str, str]) -> str:
 # -- what it will take --------------------------------------------------------------------------------
 
 
-def print_plan(runs: Mapping[str, Run], tasks: Sequence[Task]) -> None:
+def print_plan(runs: Mapping[str, PlannedRun], tasks: Sequence[Task]) -> None:
     """Every run with its settings, data, device steps and hours on this machine."""
     total, timed, rows = 0.0, {}, []
     for task in (t for t in tasks if t.config.seed == 0):
@@ -169,8 +169,8 @@ def steps_on_stand_in(config: Config) -> float | None:
 
 def write(out: Path, title: str, items: Sequence[Item], tasks: Sequence[Task]) -> list[Table]:
     """All that can be said of what is finished; returns the tables for the terminal."""
+    from polytier.report.markdown_latex import markdown
     from polytier.report.page import render
-    from polytier.report.texts import markdown
     from polytier.runs.folder import write_text
 
     folders: dict[str, dict[int, Path]] = {}

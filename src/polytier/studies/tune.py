@@ -21,7 +21,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from polytier._terminal import FAULT, INTERRUPTED, Interrupt, fail, log, wide_console
-from polytier.report.comparison import DONE, FAILED, judge_of
+from polytier.models.metrics import LOSS, MetricInfo
+from polytier.report.comparison import DONE, FAILED
 from polytier.runs.config import (
     Config,
     fields_of,
@@ -32,7 +33,7 @@ from polytier.runs.config import (
     start,
     to_toml,
 )
-from polytier.runs.read import read_json
+from polytier.runs.read import judge_of, read_json
 from polytier.studies.compare import free_folder
 from polytier.studies.search_space import Lags, Space, propose, read_space
 from polytier.studies.tune_table import Record, Watch, print_search, ranked
@@ -92,17 +93,15 @@ class Search:
     config      | complete; its fields are the present setting
     space       | what is tried for some of them
     federations | by seed, without test samples
+    metric      | what trials are judged by: the leading one
     objectives  | by seed: graphs are traced once for all trials
     """
 
     config: Config
     space: Space
     federations: dict[int, Federation]
+    metric: MetricInfo
     objectives: dict[int, Objective] = field(default_factory=dict)
-
-    @property
-    def metric(self) -> str:
-        return "loss" if self.federations[self.config.seed].num_classes is None else "accuracy"
 
     def propose(self, records: Sequence[Record]) -> tuple[dict[str, Any], Lags] | None:
         """The next trial; the first one is the present setting."""
@@ -121,12 +120,14 @@ class Search:
     def judge(self, training: Training) -> float | None:
         """The score of the last round; None if it was not evaluated or is no number."""
         last = training.history[-1] if training.history else {}
-        value = last.get(judge_of(last), {}).get("validation", {}).get(self.metric)
+        value = last.get(judge_of(last), {}).get("validation", {}).get(self.metric.name)
         return value if value is not None and math.isfinite(value) else None
 
 
 def make_search(config: Config, over: Sequence[str], seeds: int) -> Search:
-    """Whatever is wrong with the settings is found here."""
+    """The search that these settings ask for; bad settings are refused here."""
+    from polytier.runs.evaluate import metrics_of
+
     if several(config):
         raise ValueError(f"{config.algorithm} trains several models; tune the method of each one alone")
     algorithm = settled_algorithm(config)
@@ -136,9 +137,10 @@ def make_search(config: Config, over: Sequence[str], seeds: int) -> Search:
     numbers = range(config.seed, config.seed + seeds)
     made = {seed: make_federation(config.model_copy(update={"seed": seed})) for seed in numbers}
     complete = made[config.seed][1].model_copy(update={"set": fields_of(algorithm)})
-    search = Search(complete, space, {seed: without_test(federation) for seed, (federation, _) in made.items()})
+    search = Search(complete, space, {seed: without_test(federation) for seed, (federation, _) in made.items()}, LOSS)
     training, complete = search.begin(config.seed, {})
     training.close()
+    search.metric = metrics_of(training.context)[0]
     search.config = complete.model_copy(update={"batching": training.context.objective.batching})
     return search
 
@@ -233,7 +235,7 @@ def attempt(
                 record["state"] = PRUNED
                 break
             if value is None:
-                raise ValueError(f"the validation {search.metric} is no longer finite")
+                raise ValueError(f"the validation {search.metric.name} is undefined or no longer finite")
             scores.append(value)
             record["rounds"] = len(scores) * rounds
         else:
