@@ -26,6 +26,7 @@ from polytier.stack.rows import Rows, as_dict, cat_rows
 
 PUBLISHED = "published."
 CHUNK = 128  # samples of a device that are put through the model at once
+HELD = 16 << 20  # bytes of outputs that are held for metrics per device; more only if one device has more
 
 
 @dataclass(frozen=True)
@@ -149,26 +150,41 @@ def measure_split(
 ) -> dict[str, Tensor]:
     """[n, columns] for each model.
 
-    Sums are taken of many devices at once, and a chunk of samples is read once for all models. For a metric per device
-    the outputs of all samples are held, so then it is one device and one model at a time.
+    Sums are taken of all these devices at once, and a chunk of samples is read once for all models. For a metric per
+    device the outputs of all samples are held: of one model at a time, and of no more devices than `devices_at_once`.
     """
     if not any(metric.per == "device" for metric in local.context.metrics):
         return measure_rows(algorithm, models, split, local)
     answers: dict[str, list[Tensor]] = {name: [] for name in models}
-    for k in range(len(local.ids)):
-        alone = LocalProblem(local.context, local.tier, local.ids[k : k + 1], local.clock, quiet=True)
-        for name, model in models.items():
-            answers[name].append(measure_rows(algorithm, {name: model[k : k + 1]}, split, alone)[name])
+    for name, model in models.items():
+        size = devices_at_once(algorithm, model, split, local)
+        for start in range(0, len(local.ids), size):
+            part = slice(start, start + size)
+            some = LocalProblem(local.context, local.tier, local.ids[part], local.clock, quiet=True)
+            answers[name].append(measure_rows(algorithm, {name: model[part]}, split, some)[name])
     return {name: torch.cat(rows) for name, rows in answers.items()}
 
 
+def devices_at_once(algorithm: Algorithm, model: Tensor, split: str, local: LocalProblem) -> int:
+    """How many devices' outputs fit into HELD bytes, at least one; tried with one sample of the largest device."""
+    start, end = (b[local.rows] for b in local.context.batches.federation.span(split))
+    largest = int((end - start).argmax())
+    samples = int((end - start)[largest])
+    if not samples:
+        return len(local.ids)
+    alone = LocalProblem(local.context, local.tier, local.ids[largest : largest + 1], local.clock, quiet=True)
+    (group,) = local.context.batches.whole(alone.rows, split, 1).groups
+    outputs = algorithm.predict(model[largest : largest + 1], alone, group.x)
+    return max(1, HELD // (samples * outputs.numel() * outputs.element_size()))
+
+
 def measure_rows(algorithm: Algorithm, models: dict[str, Tensor], split: str, local: LocalProblem) -> dict[str, Tensor]:
-    """The same for all devices at once; of one device and one model also the metrics per device."""
+    """[n, columns] for each model, all devices at once."""
     context = local.context
     sampled = [metric for metric in context.metrics if metric.per == "sample"]
     of_device = [metric for metric in context.metrics if metric.per == "device"]
     total = {name: torch.zeros(len(local.ids), 1 + len(sampled), dtype=torch.float64) for name in models}
-    held: list[tuple[np.ndarray, np.ndarray]] = []  # outputs and targets, for metrics per device
+    held = {name: [Held() for _ in local.ids] if of_device else [] for name in models}
     start, end = (b[local.rows] for b in context.batches.federation.span(split))
     for part in range(-(-int((end - start).max()) // CHUNK)):
         for group in context.batches.whole(local.rows, split, CHUNK, part).groups:
@@ -181,24 +197,34 @@ def measure_rows(algorithm: Algorithm, models: dict[str, Tensor], split: str, lo
                 losses = context.objective.sample_losses(outputs, group.y)
                 sums = [torch.where(inside, v, 0).double().sum(1) for v in (losses, *values)]
                 total[name][group.rows] += torch.stack(sums, 1).cpu()
-                if of_device:
-                    there = inside.flatten()
-                    held.append((flat[there].cpu().numpy(), targets[there].cpu().numpy()))
-    if not of_device:
-        return total
-    ((name, sums),) = total.items()
-    return {name: torch.cat([sums, device_values(of_device, held)], 1)}
+                for k, place in enumerate(torch.arange(len(local.ids))[group.rows].tolist() if of_device else ()):
+                    held[name][place].add(outputs[k][inside[k]], group.y[k][inside[k]])
+    if of_device:
+        values_of = {name: [each.values(of_device) for each in devices] for name, devices in held.items()}
+        return {name: torch.cat([sums, torch.stack(values_of[name])], 1) for name, sums in total.items()}
+    return total
 
 
-def device_values(metrics: Sequence[Metric], held: Sequence[tuple[np.ndarray, np.ndarray]]) -> Tensor:
-    """[1, 2 * metrics] the value of each metric on one device, and 1 if it is defined; 0 and 0 if it is not."""
-    found: list[float] = []
-    outputs, targets = (np.concatenate(parts) for parts in zip(*held, strict=True)) if held else (None, None)
-    for metric in metrics:
-        value = None if outputs is None else metric(outputs, targets)
-        defined = value is not None and math.isfinite(value)
-        found += [float(value) if defined and value is not None else 0.0, float(defined)]
-    return torch.tensor([found], dtype=torch.float64)
+class Held:
+    """All outputs and targets of one device, for the metrics per device."""
+
+    def __init__(self) -> None:
+        self.outputs: list[np.ndarray] = []
+        self.targets: list[np.ndarray] = []
+
+    def add(self, outputs: Tensor, targets: Tensor) -> None:
+        self.outputs.append(outputs.cpu().numpy())
+        self.targets.append(targets.cpu().numpy())
+
+    def values(self, metrics: Sequence[Metric]) -> Tensor:
+        """[2 * metrics] the value of each metric, and 1 if it is defined; 0 and 0 if it is not."""
+        if not self.outputs:
+            return torch.zeros(2 * len(metrics), dtype=torch.float64)
+        outputs, targets = np.concatenate(self.outputs), np.concatenate(self.targets)
+        found: list[float] = []
+        for value in (metric(outputs, targets) for metric in metrics):
+            found += [0.0, 0.0] if value is None or not math.isfinite(value) else [float(value), 1.0]
+        return torch.tensor(found, dtype=torch.float64)
 
 
 def ask_devices(context: Context, state: Rows, round_: int, program: Any) -> Iterator[dict[str, Tensor]]:
