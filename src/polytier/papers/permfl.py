@@ -38,17 +38,17 @@ FIELDS: dict[str, dict[str, Any]] = {
     "al2gd": {"device_lr": 0.01, "device_pull": 1.0, "server_pull": 1.0, "p_team": 0.1, "p_server": 0.1, "steps": 20},
     "demlearn": {**STEP, "device_pull": 0.002, "levels": 4},
 }  # fmt: skip
-STATED = {"server_lr": 0.6, "device_pull": 0.5, "team_pull": 1.5}  # of Table 2, where Table 1 says nothing
-RIVALS = {  # of PerMFL's models, in the text
+STATED = {"server_lr": 0.6, "device_pull": 0.5, "team_pull": 1.5}  # of Table 2; the paper gives none for Table 1
+RIVALS = {  # the methods that the text compares PerMFL's models with
     "PM": ("per-fedavg", "pfedme", "pfedbayes", "al2gd", "demlearn"),
     "GM": ("fedavg", "pfedme", "ditto"),
 }
-ROUNDS = {"fedavg": 100, "per-fedavg": 100, "pfedme": 100}  # where their figures are from: pFedMT's Table 1
+ROUNDS = {"fedavg": 100, "per-fedavg": 100, "pfedme": 100}  # their figures are those of pFedMT's Table 1
 USUAL = {
     "devices": 40, "teams": 4, "partition": "labels:2", "team_formation": "random", "team_participation": 1.0,
     "device_participation": 1.0,
 }  # fmt: skip
-LETTERS = {  # of what is varied
+LETTERS = {  # of the settings that are varied, for names of runs
     "server_lr": "beta", "team_pull": "gamma", "device_pull": "lambda", "team_rounds": "K", "teams": "teams",
     "team_participation": "share of teams", "device_participation": "share of devices", "team_formation": "formed",
 }  # fmt: skip
@@ -77,7 +77,7 @@ def items(scale: str) -> list[Item]:
 
 
 def make(quick: bool, method: str, data: str, model: str, **changes: Any) -> PlannedRun:
-    """A run on some data with "MCLR" or "network"; its name tells what is not as for Table 1."""
+    """A run on some data with "MCLR" or "network"; its name contains the settings that differ from Table 1."""
     usual = {**USUAL, **FIELDS[method]}
     changes = {k: changes[k] for k in (*LETTERS, "devices", "partition") if k in changes and changes[k] != usual[k]}
     fields = {k: changes.get(k, v) for k, v in FIELDS[method].items()}
@@ -91,7 +91,7 @@ def make(quick: bool, method: str, data: str, model: str, **changes: Any) -> Pla
         **USUAL, **{k: v for k, v in changes.items() if k in USUAL}, "set": fields,
     }  # fmt: skip
     if data == "Synthetic":
-        del settings["partition"]  # its devices are made one by one
+        del settings["partition"]  # synthetic data come by device
     words = [f"{LETTERS[k]}-{v}".replace(" ", "-") for k, v in changes.items() if k in LETTERS]
     return PlannedRun("-".join([method, data, model, *words]).lower(), settings, 1 if quick else 10)
 
@@ -159,7 +159,7 @@ def table1(quick: bool) -> Item:
 
 
 def printed(data: str, model: str, kind: str, methods: Sequence[str]) -> dict[str, float]:
-    """The table's figures of those of the methods that it has."""
+    """The figures of Table 1 for those of the methods that it contains."""
     table, column = TABLE1[model], DATA.index(data)
     return {method: table[method, kind][column][0] for method in methods if (method, kind) in table}
 

@@ -71,7 +71,8 @@ class RunRecord:
     @cached_property
     def devices(self) -> dict[str, list[str]]:
         """The columns of devices.csv; empty until the run has come to its end."""
-        return read_devices(self.folder) if self.summary is not None else {}
+        there = self.summary is not None or (self.folder / "devices.csv").exists()
+        return read_devices(self.folder) if there else {}
 
     @cached_property
     def tiers(self) -> list[Record]:
