@@ -127,10 +127,11 @@ class MixesSamples(ValueError):
 
 
 def applied(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The value of the loss, a tensor. Where torch only warns that shapes do not fit, this is an error."""
+    """The value of the loss, a tensor. Two warnings of torch are errors: shapes do not fit; vmap has no rule for it."""
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         warnings.filterwarnings("error", "Using a target size")
+        warnings.filterwarnings("error", "There is a performance drop")
         value = loss(outputs.clone(), targets.clone())
     if not isinstance(value, Tensor):
         raise TypeError(f"it returned {type(value).__name__}, not a tensor")
