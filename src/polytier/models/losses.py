@@ -118,7 +118,7 @@ def per_sample(loss: Loss, outputs: Tensor, targets: Tensor) -> Loss:
             fault = fault or f"{error}; {ALLOWED}"
         except Exception as error:  # a loss is a user's code: it may raise anything
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            fault = fault or f"failed on {shapes} ({reason}); {ALLOWED}; try it on such tensors"
+            fault = fault or f"failed on {shapes} ({reason}); {ALLOWED}; let the outputs fit the targets"
     raise ValueError(f"the loss {name_of(loss)} {fault}")
 
 
