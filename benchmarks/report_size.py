@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from polytier.report.page import render
-from polytier.report.study import page_of
+from polytier.report.page_contents import page_of
 from polytier.runs.spec import to_toml
 from polytier.tree.collaboration import FILE, Collaboration, save
 

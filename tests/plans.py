@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polytier.papers.plan import Item, Run
+from polytier.papers.plan import Item, PlannedRun
 from polytier.runs.methods import make_method
 from polytier.runs.spec import check_spec
 
 
-def runs_of(items: Sequence[Item]) -> dict[str, Run]:
+def runs_of(items: Sequence[Item]) -> dict[str, PlannedRun]:
     """All runs by name; equal names must be equal runs, and other names other settings."""
-    found: dict[str, Run] = {}
+    found: dict[str, PlannedRun] = {}
     for run in (run for item in items for run in item.runs()):
         assert found.setdefault(run.name, run) == run
     assert len({repr(run.settings) for run in found.values()}) == len(found)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from polytier.method.call import Diverged
     from polytier.method.node import Children, LocalProblem
     from polytier.method.parameters import Step, parameter
+    from polytier.models.metrics import Metric
     from polytier.runs.assemble import assemble
     from polytier.runs.callbacks import MLflow, Progress, RunFolder, TensorBoard
     from polytier.runs.contract import check_algorithm
@@ -97,6 +98,7 @@ _HOME = {
         "Step",
         "parameter",
     ),
+    "polytier.models.metrics": ("Metric",),
     "polytier.runs.callbacks": (
         "MLflow",
         "Progress",

@@ -169,9 +169,9 @@ def test_claims_about_accuracies_hold_or_not(tmp_path):
 def test_claims_about_who_listens_to_whom_hold_or_not(tmp_path):
     stays = write_matrices(tmp_path / "stays", r1=ALL, r4=BLOCKS, r8=BLOCKS)
     lost = write_matrices(tmp_path / "lost", r1=BLOCKS, r4=BLOCKS, r8=ALL)
-    assert read.found(4)([[stays]]) == (True, "for good from 4 on")
+    assert read.found(4)([[stays]]) == (True, "from iteration 4 on")
     assert not read.found(3)([[stays]])[0]
-    assert read.found(8)([[stays, lost]]) == (False, "for good from 4 on, never for good")
+    assert read.found(8)([[stays, lost]]) == (False, "from iteration 4 on, never")
     assert read.parted(2)([[stays]]) == (True, "mean weight within above between: 1.00 after 4")
     assert not read.parted(1)([[stays]])[0]
     assert read.one_cluster([[lost]]) == (True, "clusters in the end: 1")

@@ -10,7 +10,7 @@ from plans import check_runs, runs_of, write_run
 from polytier.papers import permfl
 from polytier.papers.claims import ahead, alike, rising, settled
 from polytier.papers.permfl_figures import TABLE1, UNCERTAIN
-from polytier.papers.plan import Item, Run
+from polytier.papers.plan import Item, PlannedRun
 from polytier.papers.readings import by_round, pooled
 
 FULL = {item.name: item for item in permfl.items("full")}
@@ -26,7 +26,7 @@ def row(item: Item, *labels: str):
     return next(row for row in item.rows if row.labels == labels)
 
 
-def curves(item: Item, title: str) -> list[Run]:
+def curves(item: Item, title: str) -> list[PlannedRun]:
     """The runs of a chart's solid lines."""
     chart = next(chart for chart in item.charts if chart.title == title)
     return [curve.runs[0] for curve in chart.curves if not curve.dashed]
@@ -148,7 +148,7 @@ def climbing(folder: Path, *accuracies: float, every: int = 1) -> Path:
 def test_claims_hold_and_fail(tmp_path: Path):
     slow, fast = climbing(tmp_path / "slow", 0.1, 0.2, 0.9), climbing(tmp_path / "fast", 0.5, 0.8, 0.85)
     longer = climbing(tmp_path / "longer", 0.2, 0.9, 0.9, 0.9, every=2)
-    runs, names = [Run("a", {}), Run("b", {})], ["a", "b"]
+    runs, names = [PlannedRun("a", {}), PlannedRun("b", {})], ["a", "b"]
     faster = rising("b is faster", runs, names, "personal")
     assert faster.holds([[slow], [fast]]) == (True, "a: 40.00, b: 71.67")
     assert not faster.holds([[fast], [slow]])[0]
@@ -167,7 +167,7 @@ def test_claims_hold_and_fail(tmp_path: Path):
 def test_rising_forgives_no_more_than_seeds_differ(tmp_path: Path):
     low, dip, high = (climbing(tmp_path / str(a), a) for a in (0.9, 0.8995, 0.95))
     drop = climbing(tmp_path / "drop", 0.89)
-    claim = rising("each is faster", [Run(n, {}) for n in "abc"], list("abc"), "personal")
+    claim = rising("each is faster", [PlannedRun(n, {}) for n in "abc"], list("abc"), "personal")
     assert claim.holds([[low], [dip], [high]])[0]
     assert not claim.holds([[low], [drop], [high]])[0]
     assert not claim.holds([[dip], [low], [low]])[0]  # 0.05 points are no rise
@@ -175,7 +175,7 @@ def test_rising_forgives_no_more_than_seeds_differ(tmp_path: Path):
 
 def test_settled(tmp_path: Path):
     run = climbing(tmp_path / "run", 0.5, 0.895, 0.9, 0.9)
-    claim = settled("soon", Run("a", {}), "personal", 3)
+    claim = settled("soon", PlannedRun("a", {}), "personal", 3)
     assert claim.holds([[run]]) == (True, "within 1 of the best in round 2")
     assert not claim.holds([[run, climbing(tmp_path / "other", 0.5, 0.6, 0.9, 0.9)]])[0]
 

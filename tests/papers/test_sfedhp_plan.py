@@ -12,7 +12,7 @@ import pytest
 from polytier import SFedHP, build_federation, train
 from polytier.models.zoo import make_model
 from polytier.papers import sfedhp
-from polytier.papers.plan import Item, Run
+from polytier.papers.plan import Item, PlannedRun
 from polytier.papers.sfedhp_figures import AHEAD, LAMBDAS, TABLE_I, TABLES
 from polytier.papers.sfedhp_readings import (
     ahead,
@@ -43,7 +43,7 @@ def full() -> dict[str, Item]:
     return {item.name: item for item in sfedhp.items("full")}
 
 
-def all_runs(items: list[Item]) -> dict[str, Run]:
+def all_runs(items: list[Item]) -> dict[str, PlannedRun]:
     return {run.name: run for item in items for run in item.runs()}
 
 
@@ -159,7 +159,7 @@ def test_settings_are_valid(items):
 
 
 def test_equal_names_are_equal_runs(items):
-    seen: dict[str, Run] = {}
+    seen: dict[str, PlannedRun] = {}
     for run in (run for item in items for run in item.runs()):
         assert seen.setdefault(run.name, run) == run
     settings = [json.dumps([run.settings, run.seeds], sort_keys=True) for run in seen.values()]

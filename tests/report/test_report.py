@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 from commands import QUICK, SMALL, call
-from polytier.report import blocks, curves, figures, heatmap, population, study, texts
-from polytier.report.comparison import interval
+from polytier.models.metrics import ACCURACY
+from polytier.report import blocks, curves, device_charts, figures, heatmap, markdown_latex, page_contents
+from polytier.report.grouping import find, studies
+from polytier.report.intervals import interval
 from polytier.report.page import render
-from polytier.report.runs import find, studies
 from polytier.runs.spec import to_toml
 from polytier.tree.collaboration import FILE, Collaboration, save
 
@@ -117,7 +118,7 @@ def rows_by_name(table: blocks.Table) -> dict[str, dict[str, blocks.Cell]]:
 
 
 def test_blocks_of_runs(tmp_path):
-    title, subtitle, parts = study.page_of([make_all(tmp_path)])
+    title, subtitle, parts = page_contents.page_of([make_all(tmp_path)])
     assert title == "digits, mclr, 6 devices, labels:2"
     assert subtitle == "4 methods · 8 runs"
     summary = rows_by_name(of_kind(parts, blocks.Table)["Summary"])
@@ -170,7 +171,7 @@ def test_different_data_are_never_together(tmp_path):
     found = studies([tmp_path])
     assert [[v.name for v in s.variants] for s in found] == [["permfl"], ["local"], ["permfl"]]
     assert [len(s.variants[0].runs) for s in found] == [2, 1, 1]
-    _, _, parts = study.page_of([tmp_path])
+    _, _, parts = page_contents.page_of([tmp_path])
     assert "different data" in parts[0].text
     tables = [block for block in every(parts) if isinstance(block, blocks.Table) and block.title == "Summary"]
     assert all("better than Local" not in table.columns for table in tables)
@@ -207,7 +208,7 @@ def test_unfinished_and_cut_runs_are_shown_as_such(tmp_path):
     with (half / "metrics.jsonl").open("a") as file:
         file.write('{"round": 4, "personal": {"te')
     make_run(tmp_path / "empty", "local", 0, done=0)
-    title, subtitle, parts = study.page_of([tmp_path])
+    title, subtitle, parts = page_contents.page_of([tmp_path])
     assert subtitle == "2 methods · 3 runs · 2 unfinished"
     assert any("cut in the middle of a line" in part.text for part in parts if isinstance(part, blocks.Text))
     rows = rows_by_name(of_kind(parts, blocks.Table)["Summary"])
@@ -224,37 +225,37 @@ def test_unfinished_and_cut_runs_are_shown_as_such(tmp_path):
 
 def test_nothing_but_an_empty_run(tmp_path):
     make_run(tmp_path / "run", "permfl", done=0)
-    title, _, parts = study.page_of([tmp_path])
+    title, _, parts = page_contents.page_of([tmp_path])
     assert "0 of 5" in render(title, parts)
 
 
 def test_no_test_split_and_losses_alone(tmp_path):
     make_run(tmp_path / "a", "permfl", splits=("train",))
-    assert "Train accuracy by round" in of_kind(study.page_of([tmp_path])[2], blocks.Lines)
+    assert "Train accuracy by round" in of_kind(page_contents.page_of([tmp_path])[2], blocks.Lines)
     path = make_run(tmp_path / "b" / "loss", "fedavg", 1, data="own.npz")
     for name in ("metrics.jsonl", "summary.json"):
         text = (path / name).read_text()
         (path / name).write_text(re.sub(r'"accuracy\w*": [0-9.e-]+(, )?', "", text).replace(", }", "}"))
     text = (path / "devices.csv").read_text()
     (path / "devices.csv").write_text(text.replace(",global_accuracy", "").replace(",0.6", ""))
-    title, _, parts = study.page_of([tmp_path / "b"])
+    title, _, parts = page_contents.page_of([tmp_path / "b"])
     assert "Test loss by round" in of_kind(parts, blocks.Lines)
-    assert rows_by_name(of_kind(parts, blocks.Table)["Summary"])["fedavg"]["global"].text.startswith("loss ")
+    assert rows_by_name(of_kind(parts, blocks.Table)["Summary"])["fedavg"]["global"].text.startswith("1.")
     render(title, parts)
 
 
 def test_long_histories_and_many_devices_are_thinned(tmp_path):
     make_run(tmp_path / "a", "permfl", rounds=1000, done=1000)
     (found,) = studies([tmp_path])
-    line = curves.line(found.variants[0], curves.picker("personal", "test", "accuracy"))
+    line = curves.line(found.variants[0], curves.picker("personal", "test", ACCURACY))
     assert line is not None
     assert len(line.x) <= curves.POINTS
     assert (line.x[0], line.x[-1]) == (1, 1000)
     run = found.variants[0].runs[0]
     many = {f"d{k}": k / 100 for k in range(5000)}
-    strip = population.strip({found.variants[0]: {0: many}}, None)
+    strip = device_charts.strip({found.variants[0]: {0: many}}, None, ACCURACY)
     assert strip is not None
-    assert len(strip.columns) == len(strip.values[0]) == population.CELLS
+    assert len(strip.columns) == len(strip.values[0]) == device_charts.CELLS
     assert strip.columns[0] == "15 devices, d0 .. d14"
     assert run.finished
 
@@ -279,13 +280,13 @@ def test_real_runs(tmp_path):
     for name, args in runs.items():
         call("run", *args, "--rounds", 2, "--out", tmp_path / name, "--quiet")
     call("report", tmp_path, "-o", tmp_path / "report.html", "--tables", tmp_path / "tables")
-    _, _, parts = study.page_of([tmp_path])
+    _, _, parts = page_contents.page_of([tmp_path])
     tables = of_kind(parts, blocks.Table)
     zeros = {row[0]: row for row in tables["Zeros in the models"].rows}
     assert all(cell.value is not None for cell in zeros["sfedhp"][1:4])  # type: ignore[union-attr]
     sizes = of_kind(parts, blocks.Panels)["Size of messages by round"]
     assert [chart.title for chart in sizes.charts] == ["server-team", "team-device"]
-    assert len(tables["Models on one pool"].rows) == 2
+    assert len(tables["Several models"].rows) == 2
     trees = [tiers for block in every(parts) if isinstance(block, blocks.Tree) for _, tiers, _ in block.methods]
     assert [("server", 1), ("team1", 2), ("team2", 4), ("device", 8)] in trees
     assert "Zeros in the models" in (tmp_path / "tables" / "tables.md").read_text()
@@ -337,14 +338,14 @@ TABLE = blocks.Table(
 
 
 def test_markdown():
-    assert texts.markdown(TABLE).splitlines() == [
+    assert markdown_latex.markdown(TABLE).splitlines() == [
         "**50 % & more**", "", r"| method\_a | value |", "| --- | ---: |", r"| a\|b | **1.5 ± 0.2 %** |",
         r"| c\<d | - |", "", r"x\_1",
     ]  # fmt: skip
 
 
 def test_latex():
-    text = texts.latex(TABLE)
+    text = markdown_latex.latex(TABLE)
     assert r"\caption{50 \% \& more. x\_1}" in text
     assert r"\begin{tabular}{lr}" in text
     assert r"a\textbar{}b & \textbf{1.5 $\pm$ 0.2 \%} \\" in text
@@ -352,7 +353,7 @@ def test_latex():
 
 
 def test_every_chart_is_drawn(tmp_path):
-    charts = figures.charts_in(study.page_of([make_all(tmp_path / "runs", [0])])[2])
+    charts = figures.charts_in(page_contents.page_of([make_all(tmp_path / "runs", [0])])[2])
     assert {type(chart) for chart in charts} == set(figures.CHARTS)
     for kind, chart in {type(chart): chart for chart in charts}.items():
         figures.save(chart, tmp_path / f"{kind.__name__}.png")

@@ -17,6 +17,7 @@ from torch import nn
 
 from polytier import FedAvg, FedAvgFT, PerMFL, Run, build_federation, train
 from polytier.algorithms import LocalTraining
+from polytier.models.metrics import LOSS
 from polytier.runs.callbacks import MLflow, RunFolder, TensorBoard
 from polytier.runs.folder import check_free, next_free
 from polytier.runs.loop import make_loop
@@ -204,11 +205,11 @@ def test_a_half_written_line_and_later_rounds_are_dropped(federation, tmp_path):
         assert (tmp_path / "run" / "metrics.jsonl").read_text() == lines
 
 
-def test_best_follows_the_loss_where_there_is_no_accuracy():
+def test_best_follows_the_loss_where_the_loss_leads():
     rounds = [{"round": k, "global": {"test": {"loss": loss}}} for k, loss in enumerate((3.0, 1.0, 2.0), 1)]
-    best = best_of(rounds, ["personal", "global"], "test")
+    best = best_of(rounds, ["personal", "global"], "test", LOSS)
     assert best == {"round": 2, "personal": None, "global": {"loss": 1.0, "round": 2}}
-    assert best_of(rounds, ["global"], "validation") is None
+    assert best_of(rounds, ["global"], "validation", LOSS) is None
 
 
 def test_tensorboard_and_mlflow_get_every_round(federation, tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ import pytest
 
 from commands import call, obey, rows_of
 from polytier.algorithms import ALGORITHMS
-from polytier.report import comparison
+from polytier.report import comparison, intervals
 from polytier.runs.spec import check_spec
 from polytier.studies import compare
 from polytier.studies import run_queue as tasks
@@ -304,18 +304,18 @@ def test_several_models_are_not_compared_with_one_by_accident(here):
 
 def test_the_interval_by_hand():
     """Mean 2, deviation 1, n = 3: t(0.975, 2) = 4.302653, half = 4.302653 / sqrt(3)."""
-    found = comparison.interval([1.0, None, 2.0, 3.0])
+    found = intervals.interval([1.0, None, 2.0, 3.0])
     assert found == {"mean": 2.0, "half": pytest.approx(2.484138, abs=1e-6), "seeds": 3}
-    assert comparison.interval([0.5]) == {"mean": 0.5, "half": None, "seeds": 1}
-    assert comparison.interval([None]) is None
+    assert intervals.interval([0.5]) == {"mean": 0.5, "half": None, "seeds": 1}
+    assert intervals.interval([None]) is None
 
 
 def test_the_paired_test():
     """Six differences of one sign: 2 of the 2^6 arrangements of signs are as extreme, p = 2/64."""
     values = [0.1, 0.22, 0.33, 0.45, 0.56, 0.71]
-    assert comparison.paired_test([(v, 0.0) for v in values]) == pytest.approx(2 / 64)
-    assert comparison.paired_test([(0.5, 0.5)] * 4) == 1.0
-    assert comparison.paired_test([]) is None
+    assert intervals.paired_test([(v, 0.0) for v in values]) == pytest.approx(2 / 64)
+    assert intervals.paired_test([(0.5, 0.5)] * 4) == 1.0
+    assert intervals.paired_test([]) is None
 
 
 def write_run(folder: Path, accuracies: Sequence[float | None], column: str = "personal_accuracy") -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from commands import call
 from polytier import papers
 from polytier.papers import verdicts as reproduction
-from polytier.papers.plan import Chart, Claim, Curve, Item, Matrix, Row, Run
+from polytier.papers.plan import Chart, Claim, Curve, Item, Matrix, PlannedRun, Row
 from polytier.papers.readings import accuracy, by_round, last
 from polytier.report.blocks import Matrices, Panels, Table
 from polytier.studies import run_queue as tasks
@@ -31,7 +31,7 @@ def fake_run(folder: Path, personal: float, chosen: float | None = None) -> Path
 
 
 def row(paper: float | None, deviation: float | None = None, differs: str = "") -> Row:
-    return Row(("a",), (Run("a", SMALL),), accuracy("personal"), paper, deviation, differs)
+    return Row(("a",), (PlannedRun("a", SMALL),), accuracy("personal"), paper, deviation, differs)
 
 
 @pytest.mark.parametrize(
@@ -63,13 +63,13 @@ def test_both_protocols_are_means_over_the_seeds_that_are_there(tmp_path):
 
 
 def test_rows_of_several_runs_use_the_seeds_that_all_have(tmp_path):
-    one, other = Run("one", SMALL, 2), Run("other", SMALL, 2)
+    one, other = PlannedRun("one", SMALL, 2), PlannedRun("other", SMALL, 2)
     folders = {"one": {0: tmp_path / "a", 1: tmp_path / "b"}, "other": {1: tmp_path / "c"}}
     assert reproduction.by_seed((one, other), folders) == {1: [tmp_path / "b", tmp_path / "c"]}
 
 
 def test_curves_have_bands_over_seeds_and_few_points(tmp_path):
-    run = Run("a", SMALL, 2)
+    run = PlannedRun("a", SMALL, 2)
     folders = {"a": {0: fake_run(tmp_path / "0", 0.9), 1: fake_run(tmp_path / "1", 0.94)}}
     found = reproduction.mean_curve(Curve("PerMFL", (run,), by_round("personal")), folders)
     assert found is not None
@@ -89,7 +89,7 @@ def test_curves_have_bands_over_seeds_and_few_points(tmp_path):
 
 
 def test_claims_are_judged_only_where_their_runs_are(tmp_path):
-    claim = Claim("it learns", (Run("a", SMALL),), lambda found: (len(found[0]) == 1, f"{len(found[0])} seed"))
+    claim = Claim("it learns", (PlannedRun("a", SMALL),), lambda found: (len(found[0]) == 1, f"{len(found[0])} seed"))
     there = {"a": {0: fake_run(tmp_path / "0", 0.9)}}
     assert reproduction.judge_claim(claim, there) == {"text": "it learns", "holds": True, "rests_on": "1 seed"}
     assert reproduction.judge_claim(claim, {})["holds"] is None
@@ -113,7 +113,7 @@ def test_plans_are_complete_and_their_runs_can_be_asked_for(paper, scale):
     assert sum(run.seeds for run in known.values()) == len(made)
 
 
-def tasks_of(runs: list[Run]) -> list[tasks.Task]:
+def tasks_of(runs: list[PlannedRun]) -> list[tasks.Task]:
     from unittest.mock import patch
 
     from polytier.studies import reproduce
@@ -131,9 +131,9 @@ def small_paper(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("POLYTIER_DATA", str(tmp_path / "none"))
     monkeypatch.setattr(tasks, "TICK", 0.01)
-    good = Run("fedavg-digits", {**SMALL, "algorithm": "fedavg", "set": {"device_lr": 0.1}}, seeds=2)
-    learned = Run("cobo-digits", {**SMALL, "algorithm": "cobo", "partition": "clusters-permuted:2"})
-    absent = Run("fedavg-mnist", {**SMALL, "algorithm": "fedavg", "data": "mnist"})
+    good = PlannedRun("fedavg-digits", {**SMALL, "algorithm": "fedavg", "set": {"device_lr": 0.1}}, seeds=2)
+    learned = PlannedRun("cobo-digits", {**SMALL, "algorithm": "cobo", "partition": "clusters-permuted:2"})
+    absent = PlannedRun("fedavg-mnist", {**SMALL, "algorithm": "fedavg", "data": "mnist"})
     module = ModuleType("polytier.papers.tiny")
     curve = Curve("FedAvg", (good,), by_round("global"))
     module.items = lambda scale: [  # type: ignore[attr-defined]
@@ -222,7 +222,7 @@ def test_bad_input_is_advice(small_paper, args, advice):
 def test_another_scale_does_not_mix_with_the_first(small_paper, monkeypatch):
     call("reproduce", "tiny/figure2", "--out", "mine")
     items = papers.items_of("tiny", "quick")
-    longer = Run("cobo-digits", {**items[1].matrices[0].run.settings, "rounds": 3})
+    longer = PlannedRun("cobo-digits", {**items[1].matrices[0].run.settings, "rounds": 3})
     changed = ModuleType("polytier.papers.tiny")
     changed.items = lambda scale: [Item("figure2", "x", matrices=[Matrix("CoBo", longer)])]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "polytier.papers.tiny", changed)

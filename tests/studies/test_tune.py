@@ -15,6 +15,7 @@ import pytest
 
 from commands import call
 from polytier.algorithms import ALGORITHMS
+from polytier.models.metrics import ACCURACY
 from polytier.runs.read import read_history
 from polytier.studies import tune
 from polytier.studies.search_space import propose, read_space
@@ -45,7 +46,7 @@ def test_a_better_step_is_found_and_can_be_trained(tmp_path):
     trials = trials_of("out")
     assert [t["number"] for t in trials] == list(range(6))
     assert trials[0]["fields"] == {"device_lr": 0.0005}
-    best = ranked(trials, "accuracy")[0]
+    best = ranked(trials, ACCURACY)[0]
     assert best["score"] > trials[0]["score"] + 0.3
     assert best["fields"]["device_lr"] > 0.01
     assert f"trial {best['number']} is the best on validation; train it: polytier run out/best.toml" in result.stdout
@@ -199,7 +200,7 @@ def test_who_falls_behind_is_cut_short():
         for k in range(1, 6)
     ]
     for value, behind in ((0.2, True), (0.4, False)):
-        proposed = propose(space, records, "accuracy", 0, 3)
+        proposed = propose(space, records, ACCURACY, 0, 3)
         assert proposed is not None
         fields, lags = proposed
         assert 0.1 <= fields["device_lr"] <= 1

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from polytier._terminal import say, wide_console
-from polytier.report import texts
+from polytier.report import markdown_latex as texts
 from polytier.report.blocks import Heading, Section, Table
 from polytier.report.palette import names_in
 from polytier.report.tables import line, print_summary, print_unfinished, print_until, table
-from polytier.runs.read import read_config, read_history, read_summary
+from polytier.runs.read import RunRecord
 
 Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that hold some.")]
 
@@ -21,24 +21,23 @@ def show(
     folders: Folders,
     until: Annotated[
         float | None,
-        typer.Option("--until", metavar="ACCURACY", help="Also the bytes until a test accuracy such as 0.9."),
+        typer.Option("--until", metavar="LEVEL", help="Also the bytes until a level of the leading metric, as 0.9."),
     ] = None,
 ) -> None:
-    """The result of a run from its files alone: accuracy, traffic, groups learned; of several, a table by data."""
+    """The result of a run from its files alone: metrics, traffic, groups learned; of several, a table by data."""
     folder = folders[0]
     if len(folders) > 1 or (folder.is_dir() and not (folder / "config.toml").exists()):
         print_tables(folders, until)
         return
-    config, summary = read_config(folder), read_summary(folder)
-    history = read_history(folder)
-    if summary is None:
-        print_unfinished(wide_console(), config, history, folder)
+    run = RunRecord(folder)
+    if run.summary is None:
+        print_unfinished(wide_console(), run)
         return
-    print_summary(wide_console(), config, summary, folder)
+    print_summary(wide_console(), run.config, run.summary, folder)
     if until is not None:
-        print_until(wide_console(), history, until)
-    if summary["rounds"] < config["rounds"]:
-        say(f"on its way to round {config['rounds']}; go on with: polytier resume {folder}")
+        print_until(wide_console(), run, until)
+    if not run.finished:
+        say(f"on its way to round {run.wanted}; go on with: polytier resume {folder}")
 
 
 def report(
@@ -52,10 +51,10 @@ def report(
         Path | None, typer.Option("--tables", metavar="FOLDER", help="Also tables.md and tables.tex.")
     ] = None,
 ) -> None:
-    """One page about runs, which needs no network: tables, accuracy, devices, traffic, collaboration, data."""
+    """One page about runs, which needs no network: tables, metrics, devices, traffic, collaboration, data."""
     from polytier.report.figures import FORMATS, charts_in, require, save
     from polytier.report.page import render
-    from polytier.report.study import page_of
+    from polytier.report.page_contents import page_of
     from polytier.runs.folder import atomic, write_text
 
     if form not in FORMATS:
@@ -104,10 +103,10 @@ def as_text(blocks: list[Any], heading: str, write: Any) -> list[str]:
 
 def print_tables(folders: list[Path], until: float | None) -> None:
     """The summary of the page on a terminal: a table for each data set."""
-    from polytier.report.study import UNTIL, summary_tables
+    from polytier.report.page_contents import summary_tables
 
     console = wide_console()
-    for title, summary, notes in summary_tables(folders, UNTIL if until is None else until):
+    for title, summary, notes in summary_tables(folders, until):
         line(console, title, style="bold")
         rows = [[texts.text_of(cell) for cell in row] for row in summary.rows]
         console.print(table(summary.columns, rows, right=True))
@@ -122,7 +121,7 @@ def watch(
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
 ) -> None:
     """Serve the same page while runs go on; it follows them. Ctrl-C ends it."""
-    from polytier.report.live import serve
+    from polytier.report.server import serve
 
     def ready(address: str) -> None:
         say(f"{folder} is shown at {address}; Ctrl-C ends this")

@@ -190,7 +190,7 @@ def check(
     """
     set_up_logging(as_json or quiet, verbose)
     spec = read_spec(what, given, fields)
-    from polytier.report.theory import print_check
+    from polytier.report.check_table import print_check
     from polytier.runs.folder import finite
     from polytier.runs.loop import Loop
     from polytier.theory.check import check_training, read_given

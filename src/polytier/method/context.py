@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,6 +14,7 @@ from polytier.data.batches import Batches
 from polytier.messages.ledger import Ledger
 from polytier.method.call import Call
 from polytier.method.memory import Memory
+from polytier.models.metrics import Metric
 from polytier.stack.objective import Objective
 from polytier.tree.participation import Participation
 from polytier.tree.topology import Topology
@@ -58,7 +59,7 @@ class Context:
     batch_size: int | str = 32
     absent: str = "skip"
     device_steps: int = 0
-    metrics: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = field(default_factory=dict)
+    metrics: tuple[Metric, ...] = ()  # the leading one first
     engine: Engine = field(default=None, repr=False)  # type: ignore[assignment]
     ledger: Ledger = field(default=None, repr=False)  # type: ignore[assignment]
     module: nn.Module = field(default=None, repr=False)  # type: ignore[assignment]

@@ -1,1 +1,1 @@
-"""What is learned: models, losses, metrics."""
+"""Models by name, losses and metrics."""

@@ -1,19 +1,26 @@
-"""Losses: functions of outputs and targets that give one value per sample."""
+"""Losses: functions of outputs and targets that give one value per sample.
+
+A loss of your own may also be a usual torch loss that returns the mean over a batch; `per_sample` turns it into one
+value per sample.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [B, ...], targets [B, ...]) -> one loss a sample [B]
+Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [B, ...], targets [B, ...]) -> one value per sample [B]
+TOLERANCE = 1e-4  # by which a mean over samples may differ from the mean of single values, relative
+ALLOWED = "allowed: a tensor [B] with one value per sample, or the mean over the samples as a scalar"
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Of classes; sequences ([B, T, C] with [B, T]) give the mean over their positions."""
-    # log_softmax and gather instead of F.cross_entropy: its row-stable parts trace to the same bits in any stack;
-    # classes first, which is how products with few of them come out (graphs.py), and what vector units like best
+    """Cross-entropy of class scores; for sequences ([B, T, C] with [B, T]) the mean over the positions."""
+    # log_softmax and gather instead of F.cross_entropy: its parts give a row the same bits in any stack. The classes
+    # come first because products with few classes are computed that way (stack/tracing.py), and because it is faster.
     chosen = torch.log_softmax(outputs.transpose(-1, -2), -2).gather(-2, targets.unsqueeze(-2)).squeeze(-2)
     return -chosen if chosen.ndim == 1 else -chosen.flatten(1).mean(1)
 
@@ -31,6 +38,144 @@ def quadratic_loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 def default_loss(model: nn.Module, classes: bool) -> Loss:
+    """Cross-entropy for classes, half the squared error for numbers; the model `quadratic` has a loss of its own."""
     if type(model).__name__ == "Quadratic":
         return quadratic_loss
     return cross_entropy if classes else squared_error
+
+
+# -- losses given in Python ---------------------------------------------------------------------------
+
+
+class Adapted:
+    """A loss applied to single samples (`each`) or with outputs in the shape of the targets (`reshape`).
+
+    Args:
+        loss: The loss as it was given.
+        each: "" applies it to the whole batch; "vmap" to each sample by `torch.vmap`, which batches it; "loop" to one
+            sample after another, for a loss that vmap does not support.
+        reshape: Whether outputs are brought to the shape of the targets first.
+    """
+
+    def __init__(self, loss: Loss, each: str = "", reshape: bool = False) -> None:
+        self.loss, self.each, self.reshape = loss, each, reshape
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        outputs = outputs.reshape(targets.shape) if self.reshape else outputs
+        if self.each == "vmap":
+            return torch.vmap(self._single)(outputs, targets)
+        if self.each == "loop":
+            return torch.stack([self._single(o, t) for o, t in zip(outputs, targets, strict=True)])
+        return self.loss(outputs, targets)
+
+    def _single(self, output: Tensor, target: Tensor) -> Tensor:
+        return self.loss(output.unsqueeze(0), target.unsqueeze(0)).reshape(())
+
+
+def per_sample(loss: Loss, outputs: Tensor, targets: Tensor) -> Loss:
+    """The loss as a function that gives one value per sample, after trying it on a few samples.
+
+    Args:
+        loss: A function (outputs, targets), or a module such as `torch.nn.CrossEntropyLoss()`, that returns one value
+            per sample or the mean over the samples.
+        outputs: [B, ...] of the model, B >= 2; samples with different targets find more mistakes.
+        targets: [B, ...] those of the same samples.
+
+    Returns:
+        The loss itself if it gives one value per sample. A loss that returns the mean is applied to single samples.
+        Where outputs and targets are as many numbers in different shapes ([B, 1] and [B]), outputs are brought to the
+        shape of the targets.
+
+    Raises:
+        ValueError: The loss fails, returns anything else, or mixes the samples of a batch (a sum, class weights that
+            are divided by their sum, a contrastive loss).
+
+    Example:
+        >>> outputs, targets = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), torch.tensor([0, 0, 1])
+        >>> loss = per_sample(nn.CrossEntropyLoss(label_smoothing=0.1), outputs, targets)
+        >>> loss(outputs, targets).shape
+        torch.Size([3])
+        >>> bool(loss(outputs, targets).mean().isclose(nn.CrossEntropyLoss(label_smoothing=0.1)(outputs, targets)))
+        True
+    """
+    assert len(outputs) == len(targets) >= 2, "a loss is tried on two samples or more"
+    shapes = f"outputs {list(outputs.shape)} and targets {list(targets.shape)}"
+    fault = ""
+    for reshape in (False, True) if may_reshape(outputs, targets) else (False,):
+        whole = Adapted(loss, reshape=reshape)
+        try:
+            value = applied(whole, outputs, targets)
+            if (
+                value.shape == targets.shape[:1]
+                and applied(whole, outputs[1:], targets[1:]).numel() == len(targets) - 1
+            ):
+                return whole if reshape else loss
+            if value.ndim > 0:
+                fault = fault or f"gave shape {list(value.shape)} for {shapes}; {ALLOWED}; {advice_on(value, targets)}"
+                continue
+            return of_single_samples(whole, outputs, targets)
+        except MixesSamples as error:
+            fault = fault or f"{error}; {ALLOWED}"
+        except Exception as error:  # a loss is a user's code: it may raise anything
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            fault = fault or f"failed on {shapes} ({reason}); {ALLOWED}; let the outputs fit the targets"
+    raise ValueError(f"the loss {name_of(loss)} {fault}")
+
+
+class MixesSamples(ValueError):
+    """The mean that a loss returns is not the mean of its values for single samples."""
+
+
+def applied(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The value of the loss, a tensor. Two warnings of torch are errors: shapes do not fit; vmap has no rule for it."""
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("error", "Using a target size")
+        warnings.filterwarnings("error", "There is a performance drop")
+        value = loss(outputs.clone(), targets.clone())
+    if not isinstance(value, Tensor):
+        raise TypeError(f"it returned {type(value).__name__}, not a tensor")
+    return value
+
+
+def of_single_samples(whole: Adapted, outputs: Tensor, targets: Tensor) -> Loss:
+    """A loss that returns the mean, applied to each sample."""
+    looped = Adapted(whole.loss, "loop", whole.reshape)
+    for some in (outputs, spread(outputs)):
+        mean, single = applied(whole, some, targets), applied(looped, some, targets)
+        if some is not outputs and not torch.isfinite(single).all():
+            continue  # these outputs were made up: the loss may not be defined for them
+        if not torch.allclose(mean, single.mean(), rtol=TOLERANCE, atol=TOLERANCE):
+            together, alone = f"{float(mean):.6g} for {len(targets)} samples together", f"{float(single.mean()):.6g}"
+            raise MixesSamples(
+                f"gave {together}, but {alone} is the mean of its values for single samples: it adds samples up, "
+                'divides by weights or compares samples; try reduction="none", or "mean" without weights'
+            )
+    batched = Adapted(whole.loss, "vmap", whole.reshape)
+    try:
+        stacked = applied(batched, outputs, targets)
+    except Exception:  # vmap does not support all that a loss may do
+        return looped
+    same = torch.allclose(stacked, applied(looped, outputs, targets), rtol=TOLERANCE, atol=TOLERANCE)
+    return batched if same else looped
+
+
+def spread(outputs: Tensor) -> Tensor:
+    """Outputs that differ from sample to sample, also where those of a new model are all alike."""
+    noise = torch.sin(torch.arange(1, outputs.numel() + 1, device=outputs.device)).reshape(outputs.shape)
+    return outputs + noise.to(outputs.dtype)
+
+
+def may_reshape(outputs: Tensor, targets: Tensor) -> bool:
+    """Whether the two are as many numbers in different shapes."""
+    return targets.is_floating_point() and outputs.shape != targets.shape and outputs.numel() == targets.numel()
+
+
+def advice_on(value: Tensor, targets: Tensor) -> str:
+    if value.ndim > 1 and value.shape[:1] == targets.shape[:1]:
+        return "take the mean over the other axes: .flatten(1).mean(1)"
+    return "keep the first axis, the samples"
+
+
+def name_of(loss: Loss) -> str:
+    return getattr(loss, "__name__", type(loss).__name__)

@@ -1,7 +1,7 @@
-"""Models by name. Every function takes the shape of one sample and the number of classes.
+"""Models by name. Every function takes the shape of one sample and the number of classes, and returns a module.
 
-The gradient of a stack of devices is vmap(grad(...)) traced once, so a model here has no in-place operations,
-no branches on data and no statistics over a batch. The last layer is always called `head`.
+The gradient of a stack of devices is vmap(grad(...)), traced once per shape. A model here therefore has no in-place
+operations, no branches that depend on data and no statistics over a batch. The last layer is always called `head`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from polytier._text import bind
 
 
 def chain(**layers: nn.Module) -> nn.Sequential:
-    """Layers one after another, with names: methods choose parameters by name (`columns("head.*")`)."""
+    """Layers one after another, with names, because methods choose parameters by name (`columns("head.*")`)."""
     return nn.Sequential(OrderedDict(layers))
 
 
@@ -32,7 +32,7 @@ def mclr(inputs: tuple[int, ...], num_classes: int) -> nn.Module:
 
 
 def dnn(inputs: tuple[int, ...], num_classes: int, *, hidden: tuple[int, ...] = (100,)) -> nn.Module:
-    """Fully connected layers with ReLU. hidden: their widths, as in dnn:500x200."""
+    """Fully connected layers with ReLU. hidden: the widths of the hidden layers, as in dnn:500x200."""
     if any(width < 1 for width in hidden):
         raise ValueError(f"hidden widths {hidden} must be 1 or more; try dnn:500x200")
     widths, body = (prod(inputs), *hidden), nn.Sequential(nn.Flatten())
@@ -53,7 +53,7 @@ def cnn_mnist(inputs: tuple[int, ...], num_classes: int) -> nn.Module:
 
 
 def cnn_fmnist(inputs: tuple[int, ...], num_classes: int) -> nn.Module:
-    """PerMFL's CNN for FMNIST: 3x3 convolutions with padding, pools that halve."""
+    """PerMFL's CNN for FMNIST: 3x3 convolutions with padding, pools that halve the size."""
     channels = image_channels("cnn-fmnist", inputs, smallest=4)
     body = nn.Sequential(
         *(nn.Conv2d(channels, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
@@ -64,6 +64,7 @@ def cnn_fmnist(inputs: tuple[int, ...], num_classes: int) -> nn.Module:
 
 
 def with_dense(body: nn.Sequential, inputs: tuple[int, ...], num_classes: int) -> nn.Module:
+    """The body, a dense layer of 128 and the head."""
     body.extend([nn.Linear(num_features(body, inputs), 128), nn.ReLU()])
     return chain(body=body, head=nn.Linear(128, num_classes))
 
@@ -71,7 +72,7 @@ def with_dense(body: nn.Sequential, inputs: tuple[int, ...], num_classes: int) -
 def cnn_celeba(inputs: tuple[int, ...], num_classes: int) -> nn.Module:
     """LEAF's CNN for CelebA: four blocks of 3x3 convolution, norm, pool, ReLU; then one dense layer.
 
-    LEAF uses batch norm; here it is group norm, as statistics across a stack of devices have no meaning.
+    LEAF uses batch norm. Here it is group norm, because a batch is padded and differs from device to device.
     """
     channels = image_channels("cnn-celeba", inputs, smallest=16)
     body = nn.Sequential()
@@ -82,7 +83,7 @@ def cnn_celeba(inputs: tuple[int, ...], num_classes: int) -> nn.Module:
 
 
 def vgg(inputs: tuple[int, ...], num_classes: int, *, cfg: str = "16-M-32-M-64-M-128-M-128-M") -> nn.Module:
-    """sFedHP's VGG. cfg: a number is a 3x3 convolution of so many filters with ReLU, M a 2x2 pool."""
+    """sFedHP's VGG. cfg: a number is a 3x3 convolution with that many filters and ReLU, M is a 2x2 pool."""
     parts = cfg.upper().split("-")
     if not all(part == "M" or (part.isdecimal() and int(part) > 0) for part in parts):
         raise ValueError(f"cfg {cfg!r} must be numbers of filters and M for a pool; try vgg:16-M-32-M")
@@ -99,7 +100,7 @@ def vgg(inputs: tuple[int, ...], num_classes: int, *, cfg: str = "16-M-32-M-64-M
 
 
 def resnet9(inputs: tuple[int, ...], num_classes: int, *, width: int = 64) -> nn.Module:
-    """ResNet-9 with group norm: eight convolutions, four in residuals. width: filters of the first."""
+    """ResNet-9 with group norm: eight convolutions, four of them in residual blocks. width: filters of the first."""
     if width < 2:
         raise ValueError(f"width {width} must be 2 or more, or group norm erases its input; try resnet9:16")
     channels = image_channels("resnet9", inputs, smallest=8)
@@ -108,7 +109,7 @@ def resnet9(inputs: tuple[int, ...], num_classes: int, *, width: int = 64) -> nn
         *(conv_block(width, 2 * width), nn.MaxPool2d(2), Residual(2 * width)),
         *(conv_block(2 * width, 4 * width), nn.MaxPool2d(2)),
         *(conv_block(4 * width, 8 * width), nn.MaxPool2d(2), Residual(8 * width)),
-        nn.MaxPool2d((inputs[1] // 8, inputs[2] // 8)),  # all that is left of the image
+        nn.MaxPool2d((inputs[1] // 8, inputs[2] // 8)),  # one value per channel is left
         nn.Flatten(),
     )
     return chain(body=body, head=nn.Linear(8 * width, num_classes))
@@ -131,25 +132,26 @@ class Residual(nn.Module):
 
 
 class Quadratic(nn.Module):
-    """The parameter theta [d] itself, from zero; a sample is a matrix A, its target the vector b."""
+    """The parameter theta [d] itself, zero at the start; a sample is a matrix A, its target a vector b."""
 
     def __init__(self, d: int):
         super().__init__()
         self.theta = nn.Parameter(torch.zeros(d))
 
     def forward(self, A: Tensor) -> Tensor:
-        product = (A * self.theta).sum(-1)  # not A @ theta: the same bits in any stack, [B, d]
+        product = (A * self.theta).sum(-1)  # [B, d]; unlike A @ theta it has the same bits in any stack
         return torch.stack([self.theta.expand_as(product), product], dim=1)  # [B, 2, d]
 
 
 def quadratic(inputs: tuple[int, ...], num_classes: int) -> nn.Module:
-    """1/2 theta'A theta - b'theta with `quadratic_loss`: its optimum is known. Knows no classes."""
+    """1/2 theta'A theta - b'theta with `quadratic_loss`, whose optimum is known; for targets that are no classes."""
     if len(inputs) != 2 or inputs[0] != inputs[1]:
         raise ValueError(f"model quadratic takes samples of shape (d, d), not {tuple(inputs)}; try mclr")
     return Quadratic(inputs[0])
 
 
 def image_channels(name: str, inputs: tuple[int, ...], smallest: int) -> int:
+    """The number of channels; an error if the inputs are not images of at least `smallest` x `smallest`."""
     if len(inputs) != 3 or min(inputs[1:]) < smallest:
         raise ValueError(
             f"model {name} takes images (channels, height, width) of {smallest} x {smallest} or more, not "
@@ -176,7 +178,21 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def make_model(text: str, inputs: tuple[int, ...], num_classes: int | None, seed: int) -> nn.Module:
-    """The model that `text` names, "name", "name:arguments" or "package.module:factory", at the seed's x0."""
+    """The model of a name, with its first parameters.
+
+    Args:
+        text: "name", "name:arguments" (see `MODELS`) or "package.module:factory".
+        inputs: The shape of one sample.
+        num_classes: None if the targets are no classes.
+        seed: Determines the first parameters; torch's global generator is left as it was.
+
+    Raises:
+        ValueError: There is no such model, or it does not fit the data.
+
+    Example:
+        >>> make_model("dnn:20", (8, 8), 10, seed=0).head
+        Linear(in_features=20, out_features=10, bias=True)
+    """
     head, colon, attribute = text.partition(":")
     if colon and head not in MODELS and importable(head):
         factory, arguments = user_factory(head, attribute), {}
@@ -184,7 +200,7 @@ def make_model(text: str, inputs: tuple[int, ...], num_classes: int | None, seed
         name, factory, arguments = bind(text, MODELS, "model")
         if num_classes is None and name != "quadratic":
             raise ValueError(f"model {name} needs classes and the data have none; try a factory of your own")
-    with torch.random.fork_rng(devices=[]):  # gives the global generator back as it was
+    with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
             return checked(text, factory(tuple(inputs), num_classes, **arguments))
@@ -194,9 +210,10 @@ def make_model(text: str, inputs: tuple[int, ...], num_classes: int | None, seed
 
 
 def importable(module: str) -> bool:
+    """Whether there is such a module; from now on the current folder is searched too."""
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.append(here)  # an installed command does not look here; stays, as workers unpickle the model
+        sys.path.append(here)  # not removed again, because workers unpickle the model
     return "." in module or module in sys.modules or bool(module and importlib.util.find_spec(module))
 
 
@@ -211,6 +228,7 @@ def user_factory(module: str, attribute: str) -> Callable[..., nn.Module]:
 
 
 def checked(text: str, model: object) -> nn.Module:
+    """The model, if it can be trained here; otherwise an error with advice."""
     if not isinstance(model, nn.Module) or not any(True for _ in model.parameters()):
         raise ValueError(f"model {text} gave {type(model).__name__}; return a Module that has parameters")
     for name, part in model.named_modules():

@@ -1,4 +1,4 @@
-"""The experiments of the papers: plans with the papers' figures as data."""
+"""The experiments of papers: which runs they need, and the figures that the papers print."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCALES = ("quick", "full")
 
 
 def items_of(paper: str, scale: str) -> list[Item]:
-    """A paper's tables and figures in the paper's order."""
+    """The tables and figures of a paper, in the paper's order."""
     if paper not in PAPERS:
         raise unknown("paper", paper, list(PAPERS))
     if scale not in SCALES:
@@ -27,7 +27,7 @@ def items_of(paper: str, scale: str) -> list[Item]:
 
 
 def chosen(what: str, scale: str) -> tuple[str, list[Item]]:
-    """PAPER or PAPER/ITEM,ITEM as the paper's name and those items."""
+    """The name of a paper and its items, from "PAPER" (all items) or "PAPER/ITEM,ITEM"."""
     paper, slash, names = what.partition("/")
     items = items_of(paper, scale)
     if not slash:

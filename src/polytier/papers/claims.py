@@ -1,4 +1,4 @@
-"""Claims of several papers about curves and figures, checked on run folders; needs no torch."""
+"""Claims of several papers about curves and figures, checked on run folders."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from polytier.papers.plan import Claim, Points, Reading, Run
+from polytier.papers.plan import Claim, PlannedRun, Points, Reading
 from polytier.papers.readings import by_round
 
 Finished = Sequence[Sequence[Path]]  # for each run the folders of its finished seeds
-SLACK = 0.1  # points that say nothing: less than seeds differ by
+SLACK = 0.1  # percentage points; smaller differences than this do not count
 
 
 def told(names: Sequence[str], values: Sequence[float]) -> str:
+    """The numbers that a claim is judged by."""
     return ", ".join(f"{name}: {value:.2f}" for name, value in zip(names, values, strict=True))
 
 
-def ahead(text: str, runs: Sequence[Run], names: Sequence[str], read: Callable[[Sequence[Path]], Reading]) -> Claim:
-    """The first run's figure (the paper's protocol, mean over seeds) is above those of all others."""
+def ahead(
+    text: str, runs: Sequence[PlannedRun], names: Sequence[str], read: Callable[[Sequence[Path]], Reading]
+) -> Claim:
+    """The claim that the first run's figure (by the paper's protocol, mean over seeds) is above those of all others."""
 
     def holds(finished: Finished) -> tuple[bool, str]:
         found = [[read([folder])[0] or 0.0 for folder in folders] for folders in finished]
@@ -28,10 +31,10 @@ def ahead(text: str, runs: Sequence[Run], names: Sequence[str], read: Callable[[
     return Claim(text, tuple(runs), holds)
 
 
-def rising(text: str, runs: Sequence[Run], names: Sequence[str], model: str) -> Claim:
-    """No run is slower than the one before it, and the last is faster than the first.
+def rising(text: str, runs: Sequence[PlannedRun], names: Sequence[str], model: str) -> Claim:
+    """The claim that no run is slower than the one before it, and that the last one is faster than the first.
 
-    Speed is the test accuracy, mean over the rounds that all have.
+    Speed is the mean test accuracy over the rounds that all runs have.
     """
 
     def holds(finished: Finished) -> tuple[bool, str]:
@@ -42,8 +45,8 @@ def rising(text: str, runs: Sequence[Run], names: Sequence[str], model: str) -> 
     return Claim(text, tuple(runs), holds)
 
 
-def alike(text: str, runs: Sequence[Run], names: Sequence[str], model: str, points: float = 2.0) -> Claim:
-    """All runs are equally fast: their mean accuracies over the rounds lie within some points."""
+def alike(text: str, runs: Sequence[PlannedRun], names: Sequence[str], model: str, points: float = 2.0) -> Claim:
+    """The claim that all runs are equally fast: their mean accuracies over the rounds differ by at most `points`."""
 
     def holds(finished: Finished) -> tuple[bool, str]:
         values = over_rounds(by_round(model), finished)
@@ -53,16 +56,16 @@ def alike(text: str, runs: Sequence[Run], names: Sequence[str], model: str, poin
 
 
 def over_rounds(read: Callable[[Sequence[Path]], Points], finished: Finished) -> list[float]:
-    """The mean of a curve over the rounds that all runs were judged in, for each run (over its seeds): its speed."""
+    """For each run the mean of a curve over its seeds and the rounds in which all runs were evaluated."""
     curves = [[dict(zip(*read([folder]), strict=True)) for folder in folders] for folders in finished]
     shared = set.intersection(*(set(points) for seeds in curves for points in seeds))
-    assert shared, "the runs of a claim are judged in some common rounds"
+    assert shared, "the runs of a claim are evaluated in some common rounds"
     values = [[float(points[r] or 0) for points in seeds for r in shared] for seeds in curves]
     return [sum(v) / len(v) for v in values]
 
 
-def settled(text: str, run: Run, model: str, rounds: int, points: float = 1.0) -> Claim:
-    """The run is within a point of its best test accuracy before that round, in every seed."""
+def settled(text: str, run: PlannedRun, model: str, rounds: int, points: float = 1.0) -> Claim:
+    """The claim that, with every seed, the run comes within `points` of its best test accuracy before a round."""
 
     def holds(finished: Finished) -> tuple[bool, str]:
         curves = [by_round(model)([folder]) for folder in finished[0]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polytier.papers import cobo_readings as read
-from polytier.papers.plan import Chart, Claim, Curve, Item, Matrix, Row, Run
+from polytier.papers.plan import Chart, Claim, Curve, Item, Matrix, PlannedRun, Row
 from polytier.papers.readings import accuracy, by_round
 
 NAMES = {
@@ -15,7 +15,7 @@ NAMES = {
     "fc": "FC", "cobo": "CoBo", "oracle": "Oracle",
 }  # fmt: skip
 SILO, DEVICE = "8 clients", "80 clients"
-# Table 2: accuracy %, its deviation, loss, and clients that are better off than alone, %
+# Table 2: accuracy %, its deviation, loss, and the share of clients with a higher accuracy than alone, %
 TABLE_2 = {
     SILO: {
         "local": (64.9, 0.1, 1.67, None), "fedavg": (18.8, 0.1, 2.66, 0), "fedavg-ft": (70.2, 0.2, 1.77, 0),
@@ -40,13 +40,13 @@ LRS = {"ditto": 0.1, "fc": 0.05}  # others 0.01 (Appendix B)
 
 @dataclass(frozen=True)
 class Experiment:
-    """With 8 or with 80 clients.
+    """The setting with 8 clients, or the one with 80.
 
     partition | {} stands for the number of clusters
-    test      | shares of test samples beside nine of training and one of validation
+    test      | parts of the samples for testing, beside nine parts for training and one for validation
     rounds    | of one mini-batch step each
     weight_lr | gamma by sampling rule
-    lr        | of all methods; None: the paper's
+    lr        | of all methods; None: as in the paper
     """
 
     data: str
@@ -63,9 +63,9 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Scale:
-    """How large it all is.
+    """The sizes of the experiments.
 
-    reach   | the accuracy, %, until which iterations are counted
+    reach   | the accuracy, %, up to which iterations are counted
     factors | Figure 2a: shares of the data, numbers of clusters, clients in a cluster
     """
 
@@ -136,7 +136,7 @@ class Plan:
     # -- runs -----------------------------------------------------------------------------------------
 
     def settings(self, where: str, clients: int, clusters: int, share: float = 1) -> dict[str, Any]:
-        """`share` of the training samples; the others are then test samples."""
+        """Settings with a `share` of the training samples; the other samples are for testing."""
         at = self.size.experiments[where]
         return {
             "data": at.data, "model": at.model, "batch_size": at.batch_size, "teams": 0, "devices": clients,
@@ -144,8 +144,8 @@ class Plan:
             "split": f"{9 * share:g}:{share:g}:{at.test + 10 * (1 - share):g}",
         }  # fmt: skip
 
-    def run(self, where: str, method: str) -> Run:
-        """A row of Table 2."""
+    def run(self, where: str, method: str) -> PlannedRun:
+        """The run of a row of Table 2."""
         clients, clusters = (8, 4) if where == SILO else (80, 10)
         settings = {
             "algorithm": method,
@@ -154,7 +154,7 @@ class Plan:
         }
         if (where, method) == (DEVICE, "ifca"):
             settings["device_participation"] = 0.1  # "to ensure scalability and fairness"
-        return Run(f"{method}-{clients}", settings, self.size.seeds)
+        return PlannedRun(f"{method}-{clients}", settings, self.size.seeds)
 
     def fields(self, where: str, method: str, sampling: str = "constant") -> dict[str, Any]:
         at = self.size.experiments[where]
@@ -174,22 +174,22 @@ class Plan:
             "oracle": average,
         }[method]  # fmt: skip
 
-    def sampled(self, rule: str) -> Run:
-        """A row of Table 1."""
+    def sampled(self, rule: str) -> PlannedRun:
+        """The run of a row of Table 1."""
         base = self.run(SILO, "cobo")
         if rule == "constant":
             return base
-        return Run(f"cobo-8-{rule}", {**base.settings, "set": self.fields(SILO, "cobo", rule)}, base.seeds)
+        return PlannedRun(f"cobo-8-{rule}", {**base.settings, "set": self.fields(SILO, "cobo", rule)}, base.seeds)
 
-    def varied(self, share: float = 1, clusters: int = 4, members: int = 2) -> Run:
-        """A point of Figure 2a."""
+    def varied(self, share: float = 1, clusters: int = 4, members: int = 2) -> PlannedRun:
+        """The run of a point of Figure 2a."""
         base = self.run(SILO, "cobo")
         if (share, clusters, members) == (1, 4, 2):
             return base
         settings = {**base.settings, **self.settings(SILO, clusters * members, clusters, share)}
-        return Run(f"cobo-{clusters}-clusters-of-{members}-share-{share:g}", settings, base.seeds)
+        return PlannedRun(f"cobo-{clusters}-clusters-of-{members}-share-{share:g}", settings, base.seeds)
 
-    def runs(self, where: str) -> dict[str, Run]:
+    def runs(self, where: str) -> dict[str, PlannedRun]:
         return {method: self.run(where, method) for method in TABLE_2[where]}
 
     # -- items ----------------------------------------------------------------------------------------

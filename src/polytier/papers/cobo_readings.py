@@ -1,32 +1,32 @@
-"""What CoBo's tables and figures read of run folders; needs no torch."""
+"""What CoBo's tables and figures read of run folders, and the conditions of its claims."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from polytier.models.metrics import ACCURACY
 from polytier.papers.plan import Points, Reading
 from polytier.papers.readings import accuracy, by_round
-from polytier.runs.read import read_summary
+from polytier.runs.read import RunRecord
 from polytier.tree.collaboration import FILE, load
 
 Finished = Sequence[Sequence[Path]]  # for each run the folders of its finished seeds
 Holds = Callable[[Finished], tuple[bool, str]]
-CLEARLY = 0.1  # mean weight within the true groups above that between them
+CLEARLY = 0.1  # by which the mean weight within true groups exceeds that between them
 
 
 # -- rows and curves ----------------------------------------------------------------------------------
 
 
 def loss(model: str) -> Callable[[Sequence[Path]], Reading]:
-    """Test loss in the round of the best accuracy, and in the chosen one."""
+    """The test loss in the round with the best test accuracy, and in the round chosen on validation samples."""
 
     def read(folders: Sequence[Path]) -> Reading:
-        summary: Any = read_summary(folders[0]) or {}
+        summary: Any = RunRecord(folders[0]).summary or {}
         best, chosen = (((summary.get(how) or {}).get(model) or {}).get("loss") for how in ("best", "chosen"))
         return best, chosen
 
@@ -34,22 +34,20 @@ def loss(model: str) -> Callable[[Sequence[Path]], Reading]:
 
 
 def improved(folders: Sequence[Path]) -> Reading:
-    """Share of the devices that are better off than with the second run, %, after the last round."""
+    """Share of the devices whose accuracy is above that of the second run after the last round, %."""
     own, other = (by_device(folder) for folder in folders)
     assert own.keys() == other.keys(), "both runs have the same devices"
     return 100 * fmean(own[device] > other[device] for device in own), None
 
 
 def by_device(folder: Path) -> dict[str, float]:
-    """Test accuracy of each device by its personal model; by the one for all, where it has none."""
-    with (folder / "devices.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    column = next(c for c in ("personal_accuracy", "global_accuracy") if c in rows[0])
-    return {row["id"]: float(row[column]) for row in rows}
+    """The test accuracy of each device with its personal model, or with the global one if it has none."""
+    run = RunRecord(folder)
+    return run.by_device("personal", ACCURACY) or run.by_device("global", ACCURACY)
 
 
 def against(x: Sequence[float]) -> Callable[[Sequence[Path]], Points]:
-    """The accuracy of each run against what distinguishes them."""
+    """The accuracy of each run; `x` are the values in which the runs differ."""
 
     def read(folders: Sequence[Path]) -> Points:
         return list(x), [accuracy("personal")([folder])[0] for folder in folders]
@@ -58,7 +56,7 @@ def against(x: Sequence[float]) -> Callable[[Sequence[Path]], Points]:
 
 
 def until(percent: float) -> Callable[[Sequence[Path]], Reading]:
-    """The first judged round with this accuracy."""
+    """The first evaluated round with this accuracy."""
 
     def read(folders: Sequence[Path]) -> Reading:
         rounds, values = by_round("personal")(folders)
@@ -71,7 +69,7 @@ def until(percent: float) -> Callable[[Sequence[Path]], Reading]:
 
 
 def means(finished: Finished, models: Sequence[str] | None = None) -> list[float]:
-    """Accuracy in the best round, mean over seeds, of each run."""
+    """The accuracy of each run in its best round, mean over seeds."""
     models = models or ["personal"] * len(finished)
     found = [[accuracy(model)([f])[0] or 0.0 for f in folders] for model, folders in zip(models, finished, strict=True)]
     return [fmean(values) for values in found]
@@ -82,7 +80,7 @@ def told(names: Sequence[Any], values: Sequence[float]) -> str:
 
 
 def first_of(names: Sequence[str], methods: Sequence[str]) -> Holds:
-    """The first run is the best."""
+    """Whether the first run has the highest accuracy."""
 
     def holds(finished: Finished) -> tuple[bool, str]:
         values = means(finished, ["global" if method == "fedavg" else "personal" for method in methods])
@@ -92,7 +90,7 @@ def first_of(names: Sequence[str], methods: Sequence[str]) -> Holds:
 
 
 def highest(names: Mapping[str, Any], place: int) -> Holds:
-    """The run in that place is the best."""
+    """Whether the run at index `place` has the highest accuracy."""
 
     def holds(finished: Finished) -> tuple[bool, str]:
         values = means(finished)
@@ -102,7 +100,7 @@ def highest(names: Mapping[str, Any], place: int) -> Holds:
 
 
 def near(names: Mapping[str, Any], points: float) -> Holds:
-    """No run is farther below the last one."""
+    """Whether no run is more than `points` below the last one."""
 
     def holds(finished: Finished) -> tuple[bool, str]:
         values = means(finished)
@@ -112,6 +110,8 @@ def near(names: Mapping[str, Any], points: float) -> Holds:
 
 
 def rising(x: Sequence[float]) -> Holds:
+    """Whether the accuracy rises from run to run."""
+
     def holds(finished: Finished) -> tuple[bool, str]:
         values = means(finished)
         return all(a < b for a, b in pairwise(values)), told(x, values)
@@ -120,6 +120,8 @@ def rising(x: Sequence[float]) -> Holds:
 
 
 def level(x: Sequence[float], points: float) -> Holds:
+    """Whether all accuracies lie within `points`."""
+
     def holds(finished: Finished) -> tuple[bool, str]:
         values = means(finished)
         return max(values) - min(values) <= points, told(x, values)
@@ -128,7 +130,7 @@ def level(x: Sequence[float], points: float) -> Holds:
 
 
 def faster(percent: float, times: float) -> Holds:
-    """The first run needs at most so many times the iterations of the second."""
+    """Whether the first run needs at most `times` as many iterations as the second to reach an accuracy."""
 
     def holds(finished: Finished) -> tuple[bool, str]:
         found = [[until(percent)([folder])[0] for folder in folders] for folders in finished]
@@ -144,14 +146,14 @@ def faster(percent: float, times: float) -> Holds:
 
 
 def matches(folder: Path) -> dict[int, dict[str, float]]:
-    """By round, how well the true groups are found."""
+    """How well the groups found match the true ones, by round."""
     snapshots, true = load(folder / FILE)
     assert true is not None, "clusters that are made are known"
     return {number: one.match(true) for number, one in snapshots.items()}
 
 
 def found(most: int) -> Holds:
-    """All groups are right at some iteration up to `most`, and from there on, with every seed."""
+    """Whether, with every seed, all groups are right from some iteration up to `most` on."""
 
     def since(folder: Path) -> int | None:
         first = None
@@ -161,14 +163,14 @@ def found(most: int) -> Holds:
 
     def holds(finished: Finished) -> tuple[bool, str]:
         rounds = [since(folder) for folder in finished[0]]
-        words = ", ".join("never for good" if r is None else f"for good from {r} on" for r in rounds)
+        words = ", ".join("never" if r is None else f"from iteration {r} on" for r in rounds)
         return all(r is not None and r <= most for r in rounds), words
 
     return holds
 
 
 def parted(by: int) -> Holds:
-    """At the first iteration from `by` on that is kept, the mean weight within groups is above that between them."""
+    """Whether the mean weight within groups is above that between them in the first saved iteration from `by` on."""
 
     def holds(finished: Finished) -> tuple[bool, str]:
         kept = [sorted((n, m) for n, m in matches(folder).items() if n >= by)[0] for folder in finished[0]]
@@ -179,13 +181,14 @@ def parted(by: int) -> Holds:
 
 
 def one_cluster(finished: Finished) -> tuple[bool, str]:
+    """Whether one group is left after the last round."""
     groups = [matches(folder) for folder in finished[0]]
     numbers = [int(each[max(each)]["groups"]) for each in groups]
     return all(number == 1 for number in numbers), f"clusters in the end: {', '.join(map(str, numbers))}"
 
 
 def mistakes(finished: Finished) -> tuple[bool, str]:
-    """Some group is wrong at some iteration of the second half."""
+    """Whether a group is wrong at some iteration of the second half."""
     lowest = 1.0
     for match in (matches(folder) for folder in finished[0]):
         lowest = min(lowest, *(m["adjusted_rand_index"] for number, m in match.items() if 2 * number > max(match)))

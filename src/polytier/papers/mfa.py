@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from polytier.papers import mfa_readings as read
-from polytier.papers.plan import Chart, Claim, Curve, Item, Row, Run
+from polytier.papers.plan import Chart, Claim, Curve, Item, PlannedRun, Row
 
 METHODS = {"MFA-Rand": "mfa-rand", "MFA-RR": "mfa-rr"}
 STEPS = {"constant": 0.1, "decaying": "30/(100+t)"}
 SPLITS = {"train": "training", "test": "test"}
 
-# Section 7.1: devices, those sampled of them, T_1, and what FedAvg alone has reached by then: train %, test %
+# Section 7.1: devices, devices sampled per round, T_1, and the accuracy of FedAvg alone after T_1: train %, test %
 ALONE = {
     ("figure6", "Synthetic(1,1)-A"): (100, None, 70, (51.0, 51.0)),
     ("figure6", "Synthetic(1,1)-B"): (100, None, 70, (42.7, 42.8)),
@@ -42,7 +42,7 @@ SYNTHETIC = {
     "Synthetic(1,1)-A": "synthetic:alpha=1,beta=1,num_features=60,num_classes=5",
     "Synthetic(1,1)-B": "synthetic:alpha=1,beta=1,num_features=30,num_classes=10",
 }
-LOCAL = {"device_lr": 0.01, "device_steps": 10, "weights": "samples"}  # the paper is silent
+LOCAL = {"device_lr": 0.01, "device_steps": 10, "weights": "samples"}  # not stated in the paper
 SHARED = {"teams": 0, "split": "9:0:1", "batch_size": 10}
 SILENT = (
     "The paper gives no step size, number of local steps or mini-batch for its data-driven experiments: steps of 0.01, "
@@ -61,17 +61,17 @@ POOL = (
 
 @dataclass(frozen=True)
 class Scale:
-    """How large it all is.
+    """The sizes of the experiments.
 
-    seeds    | of every run; the paper does not say how many it has
-    pairs    | seeds of Figures 1 and 2, where a run has two models only to see the spread of
+    seeds    | of every run; the paper does not say how many it used
+    pairs    | seeds of Figures 1 and 2, whose runs have only two models each to compute a deviation from
     rounds   | of the strongly convex runs of several models
     single   | T_1 of Figure 5, which the paper does not give
-    longest  | T_1 of the data-driven experiments at most
-    patience | training together gives up after so many times T_1, and after M times: a gain of 1
-    every    | rounds from one judged round to the next
-    pixels   | CelebA's images are so wide
-    models   | M of each experiment; the paper's are not in its text. Divisors of the devices that take part
+    longest  | the largest T_1 of the data-driven experiments
+    patience | training together ends after this many times T_1, or after M times T_1, a gain of 1
+    every    | every how many rounds models are evaluated
+    pixels   | the width of CelebA's images
+    models   | M of each experiment, which the paper does not state; divisors of the number of participants
     """
 
     seeds: int
@@ -120,8 +120,8 @@ def items(scale: str) -> list[Item]:
 # -- strongly convex (Section 6) ----------------------------------------------------------------------
 
 
-def convex(size: Scale, method: str, steps: int, step: str = "constant", models: int = 1) -> Run:
-    """All models are the same problem; one alone is FedAvg."""
+def convex(size: Scale, method: str, steps: int, step: str = "constant", models: int = 1) -> PlannedRun:
+    """A run on the tridiagonal problem, which is the same for all models; one model alone is trained by FedAvg."""
     fields = {"device_lr": STEPS[step], "device_steps": steps, "weights": "uniform"}
     settings: dict[str, Any] = {
         "algorithm": method, "data": "tridiagonal", "model": "quadratic", "dtype": "float64", "devices": 24,
@@ -129,10 +129,10 @@ def convex(size: Scale, method: str, steps: int, step: str = "constant", models:
     }  # fmt: skip
     if models == 1:
         settings |= {"rounds": size.single, "eval_every": size.single, "set": fields}
-        return Run(f"fedavg-tridiagonal-e{steps}", settings, size.seeds)
+        return PlannedRun(f"fedavg-tridiagonal-e{steps}", settings, size.seeds)
     settings |= {"models": models, "rounds": size.rounds, "eval_every": size.every, "set": fields | {"step": "average"}}
     seeds = size.pairs if (models, steps) == (2, 5) else size.seeds
-    return Run(f"{method}-tridiagonal-m{models}-e{steps}-{step}", settings, seeds)
+    return PlannedRun(f"{method}-tridiagonal-m{models}-e{steps}-{step}", settings, seeds)
 
 
 def comparison(number: int, size: Scale, models: int, step: str, quick: bool) -> Item:
@@ -194,22 +194,22 @@ def data_of(name: str, size: Scale, attribute: str = "Smiling") -> dict[str, Any
     return {"data": data, "model": "cnn-celeba", "partition": "column"}
 
 
-def alone(name: str, settings: Mapping[str, Any], size: Scale, single: int) -> Run:
+def alone(name: str, settings: Mapping[str, Any], size: Scale, single: int) -> PlannedRun:
     rounds = {"rounds": single, "eval_every": single}
-    return Run(name, {"algorithm": "fedavg", **SHARED, **settings, **rounds, "set": LOCAL}, size.seeds)
+    return PlannedRun(name, {"algorithm": "fedavg", **SHARED, **settings, **rounds, "set": LOCAL}, size.seeds)
 
 
-def together(name: str, method: str, settings: Mapping[str, Any], models: Any, size: Scale, single: int) -> Run:
-    """`models` alike, or a table of them."""
+def together(name: str, method: str, settings: Mapping[str, Any], models: Any, size: Scale, single: int) -> PlannedRun:
+    """A run of several models: a number of equal models, or a table with the settings of each."""
     several = isinstance(models, int)
     rounds = single * min(models if several else len(models), size.patience)
     fields = {"step": "average", **(LOCAL if several else {})}
     more = {"models": models, "rounds": rounds, "eval_every": size.every, "set": fields}
-    return Run(name, {"algorithm": method, **SHARED, **settings, **more}, size.seeds)
+    return PlannedRun(name, {"algorithm": method, **SHARED, **settings, **more}, size.seeds)
 
 
 def driven_gain(figure: str, size: Scale, quick: bool) -> Item:
-    """Figures 6 and 7: all models are the same task."""
+    """Figures 6 and 7: all models have the same task."""
     rows, charts, claims = [], [], []
     for (where, name), (devices, sampled, single, reached) in ALONE.items():
         if where != figure:
@@ -241,19 +241,19 @@ def driven_gain(figure: str, size: Scale, quick: bool) -> Item:
     )  # fmt: skip
 
 
-def claim_of(figure: str, what: str, runs: tuple[Run, ...], split: str) -> Claim:
+def claim_of(figure: str, what: str, runs: tuple[PlannedRun, ...], split: str) -> Claim:
     if figure == "figure6":
         return Claim(f"{what}: the gain grows with M, slower than M", runs, read.sublinear(split))
     return Claim(f"{what}: the gain is above 1", runs, read.above_one(split))
 
 
 def table(name: str, size: Scale, quick: bool) -> list[Item]:
-    """Tables 4 and 5: other tasks, trained by MFA-RR; accuracies, and the gains below the table."""
+    """Tables 4 and 5: models with different tasks, trained by MFA-RR; accuracies, and the gains below the table."""
     tasks = faces(size) if name == "table4" else mixed(size)
     figures = TABLE_4 if name == "table4" else TABLE_5
     single, at = (50, (117, 126)) if name == "table4" else (100, (100, 142))
     own = {key: {**settings, "set": LOCAL} for key, settings in tasks.items()}
-    settings = {**next(iter(tasks.values())), "devices": 96}  # what all have is overlaid by each one's own
+    settings = {**next(iter(tasks.values())), "devices": 96}  # each model's own settings replace these
     singles = tuple(
         alone(f"fedavg-{name}-{key.lower()}", {**each, "devices": 96}, size, single) for key, each in tasks.items()
     )

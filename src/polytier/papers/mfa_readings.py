@@ -1,7 +1,7 @@
-"""What MFA's figures read of run folders: the gap to the optimum, and the gain of training together; needs no torch.
+"""What MFA's figures read of run folders: the gap to the optimum, and the gain of training together.
 
-The gain is that of `polytier.gain`: a single-model run's last round gives a model's target, T_M is the first judged
-round of the run of several models in which all have reached theirs, all at once.
+The gain is defined as in studies/gain.py: the last round of a run of one model gives the model's target, and T_M is the
+first evaluated round of the run of several models in which all of them have reached their targets.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 
 from polytier.papers.plan import Points, Reading
 from polytier.papers.readings import percent
-from polytier.runs.read import read_history, read_summary
+from polytier.runs.read import RunRecord
 
 Finished = Sequence[Sequence[Path]]  # for each run the folders of its finished seeds
-NO_DIFFERENCE = 0.05  # of log10(F - F*)
-MUCH_MORE = 1.5  # times the other's deviation
+NO_DIFFERENCE = 0.05  # differences of log10(F - F*) up to this do not count
+MUCH_MORE = 1.5  # times the deviation of the other method
 
 
 # -- the strongly convex problem ----------------------------------------------------------------------
@@ -39,8 +39,8 @@ def optimum() -> float:
 
 
 def gaps(folder: Path) -> dict[int, list[float]]:
-    """log10(F - F*) of every model in the rounds that were judged."""
-    records = (r for r in read_history(folder) if "models" in r)
+    """log10(F - F*) of every model, by evaluated round."""
+    records = (r for r in RunRecord(folder).history if "models" in r)
     return {
         r["round"]: [log10(m["global"]["train"]["loss"] - optimum()) for m in r["models"].values()] for r in records
     }
@@ -52,13 +52,13 @@ def mean_gap(folders: Sequence[Path]) -> Points:
 
 
 def spread_of_gaps(folders: Sequence[Path]) -> Points:
-    """The deviation between a run's models, which are alike."""
+    """The standard deviation over the models of a run, which all have the same task."""
     found = gaps(folders[0])
     return list(found), [stdev(models) for models in found.values()]
 
 
 def late(folders: Sequence[Path]) -> tuple[float, float]:
-    """Mean and deviation of the gap over all models and seeds, means over the last half of the rounds."""
+    """Mean and standard deviation of the gap over all models and seeds, averaged over the last half of the rounds."""
     seeds = [gaps(folder) for folder in folders]
     rounds = [r for r in seeds[0] if 2 * r > max(seeds[0])]
     models = [[gap for seed in seeds for gap in seed[r]] for r in rounds]
@@ -85,18 +85,23 @@ def rand_varies_more(finished: Finished) -> tuple[bool, str]:
 
 
 def figure(figures: dict[str, Any], split: str) -> float:
-    """The accuracy of the global model; minus its loss, where there is none: more is better."""
+    """The accuracy of the global model, or minus its loss if there is no accuracy: higher is better."""
     found = figures["global"][split]
     return found["accuracy"] if "accuracy" in found else -found["loss"]
 
 
 def judged(folder: Path, split: str) -> list[dict[str, Any]]:
-    """The rounds whose figures are known."""
-    return [r for r in read_history(folder) if split in r.get("global", {})]
+    """The records of rounds that were evaluated on a split."""
+    return [r for r in RunRecord(folder).history if split in r.get("global", {})]
 
 
 def rounds_together(folders: Sequence[Path], split: str) -> tuple[int, int | None, int]:
-    """T_1, T_M (None: not reached) and M of single-model runs, one for all or one each, and then all together."""
+    """T_1, T_M (None: not reached) and M.
+
+    Args:
+        folders: Runs of one model (one for all models, or one for each), then the run of all models together.
+        split: On which split the models are judged.
+    """
     *alone, together = folders
     last = [judged(folder, split)[-1] for folder in alone]
     records = judged(together, split)
@@ -110,7 +115,7 @@ def rounds_together(folders: Sequence[Path], split: str) -> tuple[int, int | Non
 
 
 def gain(split: str) -> Callable[[Sequence[Path]], Reading]:
-    """M T_1 / T_M."""
+    """The gain M T_1 / T_M; None if a target was not reached."""
 
     def read(folders: Sequence[Path]) -> Reading:
         single, together, number = rounds_together(folders, split)
@@ -120,7 +125,7 @@ def gain(split: str) -> Callable[[Sequence[Path]], Reading]:
 
 
 def gain_by_models(split: str) -> Callable[[Sequence[Path]], Points]:
-    """The gain against M, of one single-model run and then runs of several models. One model alone has a gain of 1."""
+    """The gain against M, from one run of one model and then runs of several. One model alone has a gain of 1."""
 
     def read(folders: Sequence[Path]) -> Points:
         single, *several = folders
@@ -131,8 +136,8 @@ def gain_by_models(split: str) -> Callable[[Sequence[Path]], Points]:
 
 
 def mean_gains(split: str, finished: Finished) -> tuple[list[int], list[float | None]]:
-    """M, and the mean over seeds; None where a seed did not reach its targets."""
-    runs = [{(read_summary(folder) or {}).get("seed"): folder for folder in folders} for folders in finished]
+    """M, and the mean gain over seeds; None where a seed did not reach its targets."""
+    runs = [{(RunRecord(folder).summary or {}).get("seed"): folder for folder in folders} for folders in finished]
     shared = [seed for seed in runs[0] if all(seed in run for run in runs)]
     seeds = [gain_by_models(split)([run[seed] for run in runs]) for seed in shared]
     columns = list(zip(*(gains for _, gains in seeds), strict=True))
@@ -155,7 +160,7 @@ def growing(split: str) -> Callable[[Finished], tuple[bool, str]]:
 
 
 def sublinear(split: str) -> Callable[[Finished], tuple[bool, str]]:
-    """Growing, and below M."""
+    """Whether the gain grows with M and stays below M."""
 
     def holds(finished: Finished) -> tuple[bool, str]:
         grows, rests_on = growing(split)(finished)
@@ -174,7 +179,7 @@ def above_one(split: str) -> Callable[[Finished], tuple[bool, str]]:
 
 
 def accuracy_alone(split: str) -> Callable[[Sequence[Path]], Reading]:
-    """The global model's in the last round."""
+    """The accuracy of the global model in the last round."""
 
     def read(folders: Sequence[Path]) -> Reading:
         return percent(judged(folders[0], split)[-1]["global"][split]["accuracy"]), None
@@ -183,7 +188,7 @@ def accuracy_alone(split: str) -> Callable[[Sequence[Path]], Reading]:
 
 
 def accuracy_together(split: str, name: str) -> Callable[[Sequence[Path]], Reading]:
-    """One of the models in round T_M."""
+    """The accuracy of one of the models in round T_M."""
 
     def read(folders: Sequence[Path]) -> Reading:
         at = rounds_together(folders, split)[1]

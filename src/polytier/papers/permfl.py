@@ -8,7 +8,7 @@ from typing import Any
 from polytier.papers.claims import ahead, alike, rising
 from polytier.papers.permfl_figures import DATA, TABLE1, TABLE2, TABLE3, UNCERTAIN
 from polytier.papers.permfl_studies import STUDIES, Series, Study
-from polytier.papers.plan import Chart, Claim, Curve, Item, Row, Run
+from polytier.papers.plan import Chart, Claim, Curve, Item, PlannedRun, Row
 from polytier.papers.readings import by_round, pooled
 
 SOURCES = {
@@ -38,17 +38,17 @@ FIELDS: dict[str, dict[str, Any]] = {
     "al2gd": {"device_lr": 0.01, "device_pull": 1.0, "server_pull": 1.0, "p_team": 0.1, "p_server": 0.1, "steps": 20},
     "demlearn": {**STEP, "device_pull": 0.002, "levels": 4},
 }  # fmt: skip
-STATED = {"server_lr": 0.6, "device_pull": 0.5, "team_pull": 1.5}  # of Table 2, where Table 1 says nothing
-RIVALS = {  # of PerMFL's models, in the text
+STATED = {"server_lr": 0.6, "device_pull": 0.5, "team_pull": 1.5}  # of Table 2; the paper gives none for Table 1
+RIVALS = {  # the methods that the text compares PerMFL's models with
     "PM": ("per-fedavg", "pfedme", "pfedbayes", "al2gd", "demlearn"),
     "GM": ("fedavg", "pfedme", "ditto"),
 }
-ROUNDS = {"fedavg": 100, "per-fedavg": 100, "pfedme": 100}  # where their figures are from: pFedMT's Table 1
+ROUNDS = {"fedavg": 100, "per-fedavg": 100, "pfedme": 100}  # their figures are those of pFedMT's Table 1
 USUAL = {
     "devices": 40, "teams": 4, "partition": "labels:2", "team_formation": "random", "team_participation": 1.0,
     "device_participation": 1.0,
 }  # fmt: skip
-LETTERS = {  # of what is varied
+LETTERS = {  # of the settings that are varied, for names of runs
     "server_lr": "beta", "team_pull": "gamma", "device_pull": "lambda", "team_rounds": "K", "teams": "teams",
     "team_participation": "share of teams", "device_participation": "share of devices", "team_formation": "formed",
 }  # fmt: skip
@@ -76,8 +76,8 @@ def items(scale: str) -> list[Item]:
     ]  # fmt: skip
 
 
-def make(quick: bool, method: str, data: str, model: str, **changes: Any) -> Run:
-    """A run on some data with "MCLR" or "network"; its name tells what is not as for Table 1."""
+def make(quick: bool, method: str, data: str, model: str, **changes: Any) -> PlannedRun:
+    """A run on some data with "MCLR" or "network"; its name contains the settings that differ from Table 1."""
     usual = {**USUAL, **FIELDS[method]}
     changes = {k: changes[k] for k in (*LETTERS, "devices", "partition") if k in changes and changes[k] != usual[k]}
     fields = {k: changes.get(k, v) for k, v in FIELDS[method].items()}
@@ -91,9 +91,9 @@ def make(quick: bool, method: str, data: str, model: str, **changes: Any) -> Run
         **USUAL, **{k: v for k, v in changes.items() if k in USUAL}, "set": fields,
     }  # fmt: skip
     if data == "Synthetic":
-        del settings["partition"]  # its devices are made one by one
+        del settings["partition"]  # synthetic data come by device
     words = [f"{LETTERS[k]}-{v}".replace(" ", "-") for k, v in changes.items() if k in LETTERS]
-    return Run("-".join([method, data, model, *words]).lower(), settings, 1 if quick else 10)
+    return PlannedRun("-".join([method, data, model, *words]).lower(), settings, 1 if quick else 10)
 
 
 def quick_rounds(data: str, model: str, changed: bool) -> int:
@@ -159,7 +159,7 @@ def table1(quick: bool) -> Item:
 
 
 def printed(data: str, model: str, kind: str, methods: Sequence[str]) -> dict[str, float]:
-    """The table's figures of those of the methods that it has."""
+    """The figures of Table 1 for those of the methods that it contains."""
     table, column = TABLE1[model], DATA.index(data)
     return {method: table[method, kind][column][0] for method in methods if (method, kind) in table}
 
@@ -176,7 +176,7 @@ def table2(quick: bool) -> Item:
     places = [place for place in columns if place[1] == "MCLR" or not quick]
     forms = ("worst", "average")
 
-    def formed(form: str, place: tuple[str, str]) -> Run:
+    def formed(form: str, place: tuple[str, str]) -> PlannedRun:
         return make(quick, "permfl", *place, **STATED, teams=2, team_formation=form)
 
     rows = [
@@ -210,7 +210,7 @@ def table2(quick: bool) -> Item:
 
 
 def table3(quick: bool) -> Item:
-    def run(method: str, data: str) -> Run:
+    def run(method: str, data: str) -> PlannedRun:
         devices = (QUICK_DEVICES if quick else DEVICES)[data]
         return make(quick, method, data, "MCLR", devices=devices, teams=5, partition="labels:3")
 
@@ -299,7 +299,7 @@ def name_of(key: str, value: Any) -> str:
 
 
 def chart(
-    name: str, runs: Sequence[Run], names: Sequence[str], kinds: Sequence[str], split: str = "test",
+    name: str, runs: Sequence[PlannedRun], names: Sequence[str], kinds: Sequence[str], split: str = "test",
     metric: str = "accuracy",
 ) -> Chart:  # fmt: skip
     curves = [

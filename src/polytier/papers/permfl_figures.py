@@ -34,7 +34,7 @@ NETWORK = {
 }
 TABLE1 = {"MCLR": MCLR, "network": NETWORK}
 
-# Rows whose figures stand in another order in the text that we have: which data they belong to is a guess.
+# Rows whose figures are in another order in our copy of the text, so that their data set is uncertain.
 UNCERTAIN = {
     ("MCLR", "hier-fedavg", "GM"): DATA,
     ("MCLR", "demlearn", "GM"): DATA,

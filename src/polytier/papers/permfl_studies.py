@@ -15,7 +15,7 @@ Place = tuple[str, str]  # data, and "MCLR" or "network"
 
 @dataclass(frozen=True)
 class Series:
-    """A chart: a setting, or field of PerMFL, takes some values while others are fixed.
+    """A chart in which one setting or field of PerMFL takes several values while the others are fixed.
 
     rising   | the models ("PM", "GM") that larger values are said to make faster
     alike    | those whose speed the values are said not to change
@@ -32,7 +32,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Study:
-    """An item. `quick` are the charts of that scale, `less` what it says of them."""
+    """An item of the plan; `quick` are its charts in the scale "quick", and `less` says what is smaller there."""
 
     name: str
     title: str
@@ -46,7 +46,7 @@ def vary(
     key: str, values: Sequence[float], *places: Place, panel: str = "", rising: tuple[str, ...] = (),
     alike: tuple[str, ...] = (), **fixed: Any,
 ) -> list[Series]:  # fmt: skip
-    """The same on several data and models."""
+    """The same chart for several data sets and models."""
     return [Series(place, key, values, fixed, panel, rising, alike) for place in places]
 
 
@@ -66,7 +66,7 @@ OF_TEAMS, OF_TEAMS_FEW = (0.2, 0.3, 0.4, 0.5), (0.02, 0.04, 0.1)
 TEAM_ROUNDS, MORE_ROUNDS, MORE_ROUNDS_57 = (5, 10, 20, 30), (30, 100, 150, 200), (30, 50, 100, 150)
 FEW = {"team_participation": 0.2, "device_participation": 0.02, "teams": 10}  # Figs. 57, 59
 FEWER = {"team_participation": 0.02, "device_participation": 0.02, "teams": 10}  # Figs. 58, 60
-# what quick takes of these
+# the part of these that the scale "quick" uses
 BETA_3, GAMMA_3, LAMBDA_3, OF_DEVICES_2, OF_TEAMS_2 = (
     (0.1, 0.3, 0.9),
     (0.5, 1.5, 6.0),
@@ -112,7 +112,7 @@ def team_rounds(values: Sequence[float], *places: Place, **own: Any) -> list[Ser
 
 
 def who(of_devices: Sequence[float], of_teams: Sequence[float]) -> list[Series]:
-    """Figure 4's charts."""
+    """The charts of Figure 4."""
     return [
         *vary("teams", TEAMS, MNIST, panel="a", alike=PM),
         *devices(of_devices, MNIST, panel="b", teams=5, rising=GM),

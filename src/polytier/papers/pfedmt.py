@@ -7,7 +7,7 @@ from typing import Any
 from polytier.papers.claims import ahead, rising, settled
 from polytier.papers.permfl import FIELDS as OTHERS
 from polytier.papers.permfl import KINDS, NAMES, SOURCES, STEP, chart, differs, model_name, model_of
-from polytier.papers.plan import Chart, Claim, Item, Row, Run
+from polytier.papers.plan import Chart, Claim, Item, PlannedRun, Row
 from polytier.papers.readings import pooled
 
 # (method, model) -> MNIST and synthetic data, each after 100 and after 600 rounds, with deviations; percent
@@ -57,7 +57,7 @@ def items(scale: str) -> list[Item]:
     return [*(table(quick, at) for at in range(len(ROUNDS))), figure(quick)]
 
 
-def make(quick: bool, method: str, data: str, model: str) -> Run:
+def make(quick: bool, method: str, data: str, model: str) -> PlannedRun:
     lam, gamma = PULLS[data, model]
     fields: dict[str, Any] = {**OTHERS.get(method, STEP)}
     if method == "pfedme":
@@ -71,7 +71,7 @@ def make(quick: bool, method: str, data: str, model: str) -> Run:
         "batch_size": 32 if quick else 124, "eval_every": 5, "set": fields,
         **({} if data == "Synthetic" else {"partition": "labels:2"}),
     }  # fmt: skip
-    return Run(f"{method}-{data}-{model}".lower(), settings, 1 if quick else 10)
+    return PlannedRun(f"{method}-{data}-{model}".lower(), settings, 1 if quick else 10)
 
 
 def reduced(quick: bool, rounds: str) -> str:

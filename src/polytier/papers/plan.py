@@ -1,7 +1,7 @@
-"""What a plan is made of: the runs, the paper's figures beside them, and what is read from the run folders.
+"""The parts of a paper's plan: its runs, the figures that the paper prints, and how ours are read from run folders.
 
-A paper is a module with `items(scale) -> list[Item]`: scale is "full", the paper's rounds, sizes and repetitions, or
-"quick", the same shape in minutes. Nothing is run here.
+A paper is a module with `items(scale) -> list[Item]`. The scale is "full", with the paper's rounds, sizes and number of
+seeds, or "quick", a smaller version of the same tables and figures that takes minutes. Nothing is run here.
 """
 
 from __future__ import annotations
@@ -11,16 +11,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# What a row reads of its runs, for one seed: ours by the paper's own protocol (mostly the best round on test data), and
-# by ours (the round that is best on validation data); None: there is no such figure.
+# What a row reads of its runs, for one seed: our figure by the paper's protocol (mostly the best round on test samples)
+# and by our own (the round that is best on validation samples); None if there is no such figure.
 Reading = tuple[float | None, float | None]
 # The points of a curve, for one seed.
 Points = tuple[Sequence[float], Sequence[float | None]]
 
 
 @dataclass(frozen=True)
-class Run:
-    """Settings of `polytier run`, repeated for some seeds. `name` is the folder's; equal names are one run."""
+class PlannedRun:
+    """A run of `polytier run` that a paper needs, for one or more seeds.
+
+    Args:
+        name: The name of its folder; runs with equal names are one run.
+        settings: Those of `polytier run`.
+        seeds: How many, from 0.
+
+    Example:
+        >>> PlannedRun("fedavg-mnist", {"algorithm": "fedavg", "data": "mnist"}, seeds=3).seeds
+        3
+    """
 
     name: str
     settings: Mapping[str, Any]
@@ -29,16 +39,16 @@ class Run:
 
 @dataclass(frozen=True)
 class Row:
-    """A figure of the paper and ours.
+    """A figure of the paper beside ours.
 
-    labels    | its place in the table, a word for each of the item's columns
-    runs      | those it is read from; `read` gets their folders for one seed, in this order
-    paper     | the paper's figure and its deviation in the item's unit; None: it gives none
-    differs   | why the two cannot be compared, if so
+    labels    | its place in the table, one text for each of the item's columns
+    runs      | the runs it is read from; `read` is given their folders for one seed, in this order
+    paper     | the paper's figure and its deviation in the item's unit; None if it gives none
+    differs   | why the two cannot be compared, if they cannot
     """
 
     labels: tuple[str, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[PlannedRun, ...]
     read: Callable[[Sequence[Path]], Reading]
     paper: float | None = None
     deviation: float | None = None
@@ -50,7 +60,7 @@ class Curve:
     """A line of a figure: mean and interval over the seeds of its runs."""
 
     name: str
-    runs: tuple[Run, ...]
+    runs: tuple[PlannedRun, ...]
     read: Callable[[Sequence[Path]], Points]
     dashed: bool = False
 
@@ -65,31 +75,32 @@ class Chart:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Who listens to whom over time, of the run's first seed, from its collaboration.npz."""
+    """Who listens to whom over time, from the collaboration.npz of the run's first seed."""
 
     title: str
-    run: Run
+    run: PlannedRun
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What the paper says of a figure, and whether our runs show it.
+    """A statement of the paper about a figure, and whether it holds for our runs.
 
-    `holds` gets, for each run, the folders of its finished seeds, and returns whether, and the numbers it rests on.
+    `holds` is given, for each run, the folders of its finished seeds. It returns whether the claim holds, and the
+    numbers by which that was decided.
     """
 
     text: str
-    runs: tuple[Run, ...]
+    runs: tuple[PlannedRun, ...]
     holds: Callable[[Sequence[Sequence[Path]]], tuple[bool, str]]
 
 
 @dataclass(frozen=True)
 class Item:
-    """A table or figure of a paper; the same table twice (as 600 rounds of one of 100) is two items.
+    """A table or figure of a paper; a table for 100 and for 600 rounds is two items.
 
-    reduced  | what `quick` made smaller; empty for `full`
-    notes    | how the paper is read where it is silent or contradicts itself
-    margin   | two figures that are nearer than this agree, in the item's unit
+    reduced  | what is smaller in the scale "quick"; empty for "full"
+    notes    | what we assumed where the paper does not say it or contradicts itself
+    margin   | two figures agree if they differ by at most this, in the item's unit
     """
 
     name: str
@@ -104,8 +115,8 @@ class Item:
     unit: str = "%"
     margin: float = 2.0
 
-    def runs(self) -> list[Run]:
-        """Each run once, in the order of their use."""
+    def runs(self) -> list[PlannedRun]:
+        """Each run once, in the order in which rows, charts, claims and matrices use them."""
         users = (*self.rows, *(curve for chart in self.charts for curve in chart.curves), *self.claims)
         found = {run.name: run for user in users for run in user.runs} | {m.run.name: m.run for m in self.matrices}
         return list(found.values())

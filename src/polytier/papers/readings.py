@@ -1,6 +1,6 @@
-"""Readings of run folders that several papers share; needs no torch.
+"""What several papers read of run folders. Accuracies are percent here, as the papers print them.
 
-Accuracies are percent here, as the papers print them.
+A reading is a function of the folders of a row's runs, for one seed; see plan.py.
 """
 
 from __future__ import annotations
@@ -9,15 +9,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from polytier.models.metrics import describe
 from polytier.papers.plan import Points, Reading
-from polytier.runs.read import read_history, read_summary
+from polytier.runs.read import RunRecord
 
 
 def accuracy(model: str, of: str | None = None) -> Callable[[Sequence[Path]], Reading]:
-    """Test accuracy of "personal", "team" or "global", `of` one of several models: best round on test, and chosen."""
+    """The test accuracy in the best round on test samples, and in the round chosen on validation samples.
+
+    Args:
+        model: "personal", "team" or "global".
+        of: The name of one of several models; None if the run has one model.
+    """
 
     def read(folders: Sequence[Path]) -> Reading:
-        summary: Any = read_summary(folders[0]) or {}
+        summary: Any = RunRecord(folders[0]).summary or {}
         summary = summary if of is None else summary["models"][of]
         best, chosen = (((summary.get(how) or {}).get(model) or {}).get("accuracy") for how in ("best", "chosen"))
         return percent(best), percent(chosen)
@@ -30,12 +36,12 @@ def percent(fraction: float | None) -> float | None:
 
 
 def by_round(model: str, split: str = "test", metric: str = "accuracy") -> Callable[[Sequence[Path]], Points]:
-    """The figure after each evaluated round; accuracies in percent."""
+    """The value of a metric after each evaluated round; fractions in percent."""
 
     def read(folders: Sequence[Path]) -> Points:
-        records = [r for r in read_history(folders[0]) if metric in r.get(model, {}).get(split, {})]
-        scale = 100 if metric == "accuracy" else 1
-        return [r["round"] for r in records], [scale * r[model][split][metric] for r in records]
+        records = [r for r in RunRecord(folders[0]).history if metric in r.get(model, {}).get(split, {})]
+        factor = describe(metric).factor
+        return [r["round"] for r in records], [factor * r[model][split][metric] for r in records]
 
     return read
 
@@ -47,13 +53,18 @@ def last(read: Callable[[Sequence[Path]], Points], folders: Sequence[Path]) -> l
 
 
 def pooled(model: str, rounds: int | None = None) -> Callable[[Sequence[Path]], Reading]:
-    """Test accuracy as some papers' code counts it: right answers of all devices together, in the best round.
+    """The test accuracy over all devices' samples together in the best round, as some papers' code computes it.
 
-    And by our protocol: the mean over devices, in the round that is best on validation. Of the first `rounds`.
+    The second number is by our protocol: the mean over devices in the round that is best on validation samples.
+
+    Args:
+        model: "personal", "team" or "global".
+        rounds: Only the first rounds count; None: all.
     """
 
     def read(folders: Sequence[Path]) -> Reading:
-        records = [r[model] for r in read_history(folders[0]) if model in r and r["round"] <= (rounds or r["round"])]
+        history = RunRecord(folders[0]).history
+        records = [r[model] for r in history if model in r and r["round"] <= (rounds or r["round"])]
         best = max((r["test"]["accuracy_pooled"] for r in records), default=None)
         judged = [r for r in records if "validation" in r]
         chosen = max(judged, key=lambda r: r["validation"]["accuracy"]) if judged else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from polytier.papers.plan import Chart, Claim, Curve, Item, Points, Row, Run
+from polytier.papers.plan import Chart, Claim, Curve, Item, PlannedRun, Points, Row
 from polytier.papers.readings import accuracy, by_round
 from polytier.papers.sfedhp_figures import AHEAD, LAMBDAS, NONZEROS, SAVED, TABLE_I, TABLES, Place
 from polytier.papers.sfedhp_readings import (
@@ -31,7 +31,7 @@ NAMES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar-10": "CIFAR-
 ROMAN = dict(zip(TABLES, ("II", "III", "IV", "V", "VI", "VII"), strict=True))
 MODELS = ("personal", "global")
 GAMMAS = (0.0, 0.0005, 0.001, 0.002, 0.004, 0.008)
-# in quick, beside the methods and lambdas of Table I
+# methods of the scale "quick" in addition to those of Table I
 PERSONAL = ("heurfedamp-0.5", "per-fedavg", "pfedgp")
 QUICK_MORE: dict[Place, tuple[str, ...]] = {
     ("mnist", 1): (*PERSONAL, "pfedme-30", "sfedhp-5", "sfedhp-30"),
@@ -88,7 +88,7 @@ LEAPS = (
     "An edge's step of 0.05 gamma tanh(w / rho) leaps over 0 where 0.05 gamma / rho is above 2, from gamma = 0.0024 "
     "on: weights then go to and fro, none is nearer to 0 than rho for long."
 )
-Runs = Mapping[str, Run]  # by the name of a figure's line
+Runs = Mapping[str, PlannedRun]  # by the name of a figure's line
 
 
 def items(scale: str) -> list[Item]:
@@ -142,7 +142,7 @@ def table(place: Place, quick: bool) -> Item:
 
 
 def two_labels(quick: bool) -> Item:
-    """The tables on what their figures look like; against the paper's words."""
+    """The tables with 2 labels per device, which their figures suggest; the text states 5."""
     rows = []
     for place in [("fashion-mnist", 1)] if quick else TABLES:
         methods = [method for method in TABLE_I[place] if not quick or method.startswith(("pfedme", "sfedhp"))]
@@ -154,7 +154,7 @@ def two_labels(quick: bool) -> Item:
 
 
 def rows_of(at: tuple[str, ...], methods: Sequence[str], place: Place, quick: bool, labels: int = 5) -> list[Row]:
-    """Of each method the personal and the global figure, where the paper has one."""
+    """For each method the personal and the global figure, if the paper has them."""
     return [
         row(at, method, model, place, quick, labels)
         for method in methods
@@ -269,7 +269,7 @@ def chart(title: str, y: str, runs: Runs, read: Callable[[Sequence[Path]], Point
 def claim(
     text: str, runs: Runs, figure: Figure, *, firsts: int = 1, margin: float = 0.0, only: Sequence[str] = ()
 ) -> Claim:
-    """That each of the first runs, of all or `only` some, is above the others."""
+    """Claims that each of the first runs is above the others; `only` limits them to some of the first runs."""
     names = list(only or runs)
     return Claim(text, tuple(runs[name] for name in names), ahead(figure, names, firsts, margin, min))
 

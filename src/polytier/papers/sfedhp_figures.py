@@ -15,8 +15,12 @@ def table(
     pfedme: tuple[tuple[float, ...], tuple[float, ...]],
     sfedhp: tuple[tuple[float, ...], tuple[float, ...]],
 ) -> dict[str, Pair]:
-    """One of Tables II-VII by method, in its order; `plain` are the global models of FedAvg, HierFAVG and FedProx,
-    `attentive` HeurFedAMP with alpha 0.1 and 0.5, the last two by lambda: personal, then global."""
+    """One of Tables II-VII: (personal, global) by method, in the table's order.
+
+    plain          | the global models of FedAvg, HierFAVG and FedProx
+    attentive      | HeurFedAMP with alpha 0.1 and 0.5
+    pfedme, sfedhp | for each lambda the personal models, then the global ones
+    """
     fedavg, hier, prox = plain
     return {
         "fedavg": (None, fedavg),
@@ -73,6 +77,6 @@ TABLE_I: dict[Place, dict[str, float]] = {
     ("cifar-10", 1): {"fedavg": 0.19, "hier-fedavg": 0.21, "fedprox": 0.23, "pfedme-30": 0.15, "sfedhp-20": 0.08},
     ("cifar-10", 2): {"fedavg": 0.17, "hier-fedavg": 0.13, "fedprox": 0.35, "pfedme-30": 0.22, "sfedhp-30": 0.10},
 }
-# "by more than ... %": what the text of Table I has sFedHP's global model ahead by
+# "by more than ... %": the lead of sFedHP's global model according to the text about Table I
 AHEAD: dict[Place, float] = dict(zip(TABLES, (1, 2, 2, 3, 19, 3), strict=True))
 NONZEROS, SAVED = 20.0, 80.0  # Figure 3: share of non-zeros aimed at, bytes saved against pFedMe, in percent

@@ -1,4 +1,4 @@
-"""What sFedHP's experiments read of their run folders: bytes of one edge, non-zeros, and what its claims rest on."""
+"""What sFedHP's experiments read of run folders: bytes of one edge, non-zeros, and the conditions of its claims."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from statistics import mean
 
 from polytier.papers.plan import Points, Reading
 from polytier.papers.readings import accuracy, by_round, last
-from polytier.runs.read import read_history, read_summary
+from polytier.runs.read import RunRecord
 
-Found = Sequence[Sequence[Path]]  # what a claim is given: the folders of each of its runs
+Found = Sequence[Sequence[Path]]  # for each run of a claim its folders, one per seed
 Holds = Callable[[Found], tuple[bool, str]]
-Figure = Callable[[Sequence[Path]], float]  # of a run, over its seeds
+Figure = Callable[[Sequence[Path]], float]  # one number of a run, from the folders of its seeds
 
 
 def one_child(folder: Path, *ways: str) -> list[float]:
-    """Bytes of each round between the server and one edge (of a flat method: one device), the mean over all."""
+    """Bytes of each round between the server and one edge (one device for a flat method), the mean over all of them."""
     found = []
-    for record in read_history(folder):
+    for record in RunRecord(folder).history:
         link = next(name for name in record["bytes"] if name.startswith("server-"))
         children = record["participants"][link.removeprefix("server-")]
         found.append(sum(record["bytes"][link][way] for way in ways) / children)
@@ -27,7 +27,7 @@ def one_child(folder: Path, *ways: str) -> list[float]:
 
 
 def cumulated(folders: Sequence[Path]) -> Points:
-    """Megabytes of one edge until each round, down and up."""
+    """Megabytes of one edge up to each round, both directions."""
     sums = [total / 1e6 for total in accumulate(one_child(folders[0], "down", "up"))]
     return range(1, len(sums) + 1), sums
 
@@ -35,9 +35,10 @@ def cumulated(folders: Sequence[Path]) -> Points:
 def nonzeros(folders: Sequence[Path]) -> Points:
     """Percent of the global model's parameters that are not zero, after each round but the last.
 
-    From what the server sent in the next round: 64 bits each and 1 bit a parameter, or dense, 64 bits a parameter.
+    Computed from the bytes that the server sent in the next round: 64 bits per non-zero and 1 bit per parameter, or 64
+    bits per parameter for a dense message.
     """
-    summary = read_summary(folders[0])
+    summary = RunRecord(folders[0]).summary
     if summary is None:
         return [], []
     size = summary["parameters"]
@@ -47,11 +48,12 @@ def nonzeros(folders: Sequence[Path]) -> Points:
 
 
 def nonzeros_left(folders: Sequence[Path]) -> Reading:
+    """The same after the last round that is known."""
     return next(iter(last(nonzeros, folders)), None), None
 
 
 def saved(folders: Sequence[Path]) -> Reading:
-    """Percent that one edge of the first run sent less, in all, than one child of the second run's server."""
+    """By how many percent one edge of the first run sent less than one child of the server in the second run."""
     ours, theirs = (sum(one_child(folder, "down", "up")) for folder in folders)
     return 100 * (1 - ours / theirs) if theirs else None, None
 
@@ -60,7 +62,7 @@ def saved(folders: Sequence[Path]) -> Reading:
 
 
 def best(model: str) -> Figure:
-    """The best round's accuracy, the paper's protocol."""
+    """The accuracy in the best round on test samples, as in the paper."""
 
     def figure(folders: Sequence[Path]) -> float:
         return mean(value for value, _ in (accuracy(model)([folder]) for folder in folders) if value is not None)
@@ -69,26 +71,28 @@ def best(model: str) -> Figure:
 
 
 def final(folders: Sequence[Path]) -> float:
+    """The accuracy of the global model in the last round."""
     return mean(last(by_round("global"), folders))
 
 
 def sparsity(folders: Sequence[Path]) -> float:
+    """The percentage of non-zeros in the end."""
     return mean(last(nonzeros, folders))
 
 
 def speed(folders: Sequence[Path]) -> float:
-    """Mean accuracy of the global model over the evaluated rounds: of two that end alike the faster one has more."""
+    """The mean accuracy of the global model over the evaluated rounds, which is higher for a faster method."""
     return mean(float(value) for folder in folders for value in by_round("global")([folder])[1] if value is not None)
 
 
-# -- claims: what holds of the runs, in their order ---------------------------------------------------
+# -- conditions of claims -----------------------------------------------------------------------------
 
 
 def ahead(
     figure: Figure, names: Sequence[str], firsts: int = 1, margin: float = 0.0,
     of: Callable[[Iterable[float]], float] = max,
 ) -> Holds:  # fmt: skip
-    """The best (of = min: each) of the first runs is more than `margin` above all the others."""
+    """Whether the best of the first runs (with of = min: each of them) is more than `margin` above all others."""
 
     def holds(runs: Found) -> tuple[bool, str]:
         values = [figure(folders) for folders in runs]
@@ -98,7 +102,7 @@ def ahead(
 
 
 def rising(figure: Figure, names: Sequence[str], sign: int = 1) -> Holds:
-    """The figure grows from run to run; with sign -1 it falls."""
+    """Whether the figure rises from run to run; with sign -1, whether it falls."""
 
     def holds(runs: Found) -> tuple[bool, str]:
         values = [figure(folders) for folders in runs]

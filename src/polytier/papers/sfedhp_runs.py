@@ -1,16 +1,16 @@
-"""The runs of sFedHP's experiments: methods as the tables name them, the paper's sizes and quick ones."""
+"""The runs of sFedHP's experiments in both scales, by the names that the tables give the methods."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from polytier.papers.plan import Run
+from polytier.papers.plan import PlannedRun
 from polytier.papers.sfedhp_figures import LAMBDAS, Place
 
 ROUNDS, SEEDS = 800, 3
 COUNTS = {"mnist": ("200:800", "900:300"), "fashion-mnist": ("200:800", "900:300"), "cifar-10": ("100:400", "450:150")}
 DNN, VGG = "dnn:500x200", "vgg:16-M-32-M-64-M-128-M-128-M"
-# in quick: rounds of methods that take 100 steps a device and round, and of those that take 5
+# in the scale "quick": rounds of methods that take 100 steps per device and round, and of those that take 5
 QUICK_ROUNDS = {"mnist": (25, 100), "fashion-mnist": (25, 100), "cifar-10": (5, 20)}
 STEPS: dict[str, Any] = {"device_lr": 0.05, "device_steps": 5}
 
@@ -31,7 +31,7 @@ def sfedhp(pull: float, gamma: float = 0.0) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# by the tables' rows: its name for people, the method, its fields
+# by row of the tables: the name that is shown, the method, its fields
 METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "fedavg": ("FedAvg", "fedavg", {**STEPS, "weights": "samples"}),
     "hier-fedavg": ("HierFAVG", "hier-fedavg", {**STEPS, "team_rounds": 20, "weights": "samples"}),
@@ -53,15 +53,18 @@ METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def run(name: str, quick: bool, rounds: int, **settings: Any) -> Run:
+def run(name: str, quick: bool, rounds: int, **settings: Any) -> PlannedRun:
     shared = {"devices": 20, "teams": 4, "team_formation": "random", "batch_size": 20, "rounds": rounds}
     every = max(1, rounds // (10 if quick else 40))
-    return Run(name, {**settings, **shared, "eval_every": every}, 1 if quick else SEEDS)
+    return PlannedRun(name, {**settings, **shared, "eval_every": every}, 1 if quick else SEEDS)
 
 
-def table_run(method: str, place: Place, quick: bool, labels: int = 5) -> Run:
-    """A row of Tables II-VII. With 5 labels the counts of a class are shared by the devices that hold it; with 2 they
-    are of every device, images apart: 4 devices hold a class."""
+def table_run(method: str, place: Place, quick: bool, labels: int = 5) -> PlannedRun:
+    """The run of a row of Tables II-VII.
+
+    With 5 labels per device, the counts per class are shared by the devices that hold the class. With 2 labels, every
+    device has these counts, with images of its own: 4 devices hold a class.
+    """
     (data, setting), (_, algorithm, fields) = place, METHODS[method]
     nested = algorithm in ("hier-fedavg", "pfedme", "sfedhp")
     rounds = QUICK_ROUNDS[data][0 if nested else 1] if quick else ROUNDS
@@ -75,8 +78,8 @@ def table_run(method: str, place: Place, quick: bool, labels: int = 5) -> Run:
     )  # fmt: skip
 
 
-def figure_run(name: str, algorithm: str, fields: dict[str, Any], convex: bool, quick: bool) -> Run:
-    """A line of Figures 2-5: all of MNIST, 3/4 of it for training."""
+def figure_run(name: str, algorithm: str, fields: dict[str, Any], convex: bool, quick: bool) -> PlannedRun:
+    """The run of a line in Figures 2-5, on all of MNIST, 3/4 of it for training."""
     more = {"model": "mclr", "l2": 0.001} if convex else {"model": "dnn:50" if quick else "dnn:100", "codec": "paper"}
     return run(
         f"{name}-mnist-{'mclr' if convex else 'dnn'}", quick, 40 if quick else ROUNDS,
@@ -84,12 +87,12 @@ def figure_run(name: str, algorithm: str, fields: dict[str, Any], convex: bool, 
     )  # fmt: skip
 
 
-def figure_sfedhp(pull: float, gamma: float, quick: bool, convex: bool = False) -> Run:
+def figure_sfedhp(pull: float, gamma: float, quick: bool, convex: bool = False) -> PlannedRun:
     return figure_run(f"sfedhp-{pull:g}-gamma-{gamma:g}", "sfedhp", sfedhp(pull, gamma), convex, quick)
 
 
-def figure_others(quick: bool, convex: bool = False) -> tuple[Run, Run]:
-    """What sFedHP is drawn beside: pFedMe with the same lambda, hierarchical FedAvg."""
+def figure_others(quick: bool, convex: bool = False) -> tuple[PlannedRun, PlannedRun]:
+    """The runs that sFedHP is compared with: pFedMe with the same lambda, and hierarchical FedAvg."""
     return (
         figure_run("pfedme-25", "pfedme", pfedme(25), convex, quick),
         figure_run("hier-fedavg", "hier-fedavg", METHODS["hier-fedavg"][2], convex, quick),

@@ -1,6 +1,6 @@
-"""A paper's figures beside ours: a verdict a row, what its figures claim, and the page; from run folders alone.
+"""A paper's figures beside ours, from run folders: a verdict for each row and claim, and the blocks of the page.
 
-An item comes with the folders of its finished runs, {run's name: {seed: folder}}, and why others are missing.
+`folders` are those of the finished runs, {name of the run: {seed: folder}}.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from math import hypot
 from pathlib import Path
 from typing import Any
 
-from polytier.papers.plan import Chart, Claim, Curve, Item, Matrix, Row, Run
+from polytier.papers.plan import Chart, Claim, Curve, Item, Matrix, PlannedRun, Row
 from polytier.report import heatmap
 from polytier.report.blocks import Cell, Lines, Matrices, Panels, Section, Series, Table, Text
-from polytier.report.comparison import interval
+from polytier.report.intervals import interval
 
 Folders = Mapping[str, Mapping[int, Path]]
 AGREES, HIGHER, LOWER, INCOMPARABLE, MISSING = "agrees", "higher", "lower", "not comparable", "not run"
@@ -31,7 +31,7 @@ RULE = (
 
 
 def judge(item: Item, folders: Folders) -> dict[str, Any]:
-    """What is known of an item, for programs."""
+    """The figures and verdicts of an item, for reproduction.json."""
     return {
         "name": item.name, "title": item.title, "unit": item.unit, "margin": item.margin, "reduced": item.reduced,
         "rows": [judge_row(row, item.margin, folders) for row in item.rows],
@@ -65,18 +65,18 @@ def judge_claim(claim: Claim, folders: Folders) -> dict[str, Any]:
     return {"text": claim.text, "holds": holds, "rests_on": rests_on}
 
 
-def by_seed(runs: Sequence[Run], folders: Folders) -> dict[int, list[Path]]:
-    """For each seed that all runs have finished, their folders."""
+def by_seed(runs: Sequence[PlannedRun], folders: Folders) -> dict[int, list[Path]]:
+    """The folders of the runs for each seed that all of them have finished."""
     found = [folders.get(run.name, {}) for run in runs]
     seeds = sorted(set.intersection(*(set(each) for each in found)))
     return {seed: [each[seed] for each in found] for seed in seeds}
 
 
-# -- what is shown ------------------------------------------------------------------------------------
+# -- blocks of the page -------------------------------------------------------------------------------
 
 
 def section(item: Item, judged: Mapping[str, Any], folders: Folders, why: Mapping[str, str]) -> Section:
-    """All of an item; `why` gives the reason for each run that is missing."""
+    """The part of the page about an item; `why` gives the reason for each missing run by its name."""
     blocks: list[Any] = [Text(f"Reduced here: {item.reduced}.")] if item.reduced else []
     if item.rows:
         blocks.append(verdict_table(item, judged))
@@ -104,7 +104,7 @@ def verdict_table(item: Item, judged: Mapping[str, Any]) -> Table:
             cells.append(Cell("-" if ours is None else number(ours["mean"], ours["half"]), ours and ours["mean"]))
             difference = found["difference"]
             cells.append(Cell("-" if difference is None else f"{difference:+.2f}", difference))
-            none = ours is None and row["best"]["ours"] is not None  # it was run, and there is no round to choose
+            none = ours is None and row["best"]["ours"] is not None  # it was run without validation samples
             cells.append(Cell("-") if none else Cell(word, tone=TONES[word]))
         rows.append([*cells, Cell(row["differs"], tone="muted")])
     columns = (*item.columns, f"paper ({item.unit})", "ours, best", "difference", "verdict")
@@ -116,7 +116,7 @@ def verdict_table(item: Item, judged: Mapping[str, Any]) -> Table:
 
 
 def without_empty(columns: Sequence[str], rows: list[list[Any]]) -> tuple[list[str], list[list[Any]]]:
-    """Columns in which nothing is said are left out."""
+    """The same without columns in which all cells are empty."""
     texts = [[cell.text if isinstance(cell, Cell) else cell for cell in row] for row in rows]
     kept = [k for k in range(len(columns)) if any(row[k] not in ("", "-") for row in texts)]
     return [columns[k] for k in kept], [[row[k] for k in kept] for row in rows]
@@ -133,7 +133,7 @@ def claim_table(item: Item, judged: Mapping[str, Any]) -> Table:
         None: Cell(MISSING, tone="muted"),
     }
     rows = [[claim["text"], words[claim["holds"]], claim["rests_on"]] for claim in judged["claims"]]
-    return Table(f"What the paper says of {item.name}", ["in the paper", "here", "rests on"], rows)
+    return Table(f"Claims of the paper about {item.name}", ["in the paper", "here", "decided by"], rows)
 
 
 def charts(item: Item, folders: Folders) -> Panels:
@@ -162,7 +162,7 @@ def mean_curve(curve: Curve, folders: Folders) -> Series | None:
 
 
 def matrices(matrix: Matrix, item: Item, folders: Folders) -> Matrices | None:
-    """The first seed's, over time."""
+    """The matrices of the first seed over time; None if there are none."""
     seeds = folders.get(matrix.run.name, {})
     path = seeds[min(seeds)] / "collaboration.npz" if seeds else None
     if path is None or not path.exists():
@@ -173,7 +173,7 @@ def matrices(matrix: Matrix, item: Item, folders: Folders) -> Matrices | None:
 
 
 def overview(judged: Sequence[Mapping[str, Any]]) -> Table:
-    """How many rows of each item agree, and how many claims hold."""
+    """For each item how many rows agree, and how many claims hold."""
     rows = []
     for item in judged:
         words = [row["best"]["verdict"] for row in item["rows"]]

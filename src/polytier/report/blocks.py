@@ -1,6 +1,11 @@
-"""What a page is made of: plain descriptions, which `page` draws for a browser and `figures` for a paper.
+"""The blocks of a page: plain descriptions of text, tables and charts. page.py and figures.py draw them.
 
-Numbers in charts are what is shown: accuracies are already percent here. No block knows where its numbers came from.
+Numbers in charts are as they are shown: fractions are already percent here.
+
+Example:
+    >>> losses = Series("fedavg", x=[1, 2, 3], y=[0.9, 0.5, 0.4])
+    >>> Lines("Loss by round", "round", "loss", [losses]).series[0].name
+    'fedavg'
 """
 
 from __future__ import annotations
@@ -18,14 +23,14 @@ class Heading:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph, as it stands."""
+    """A paragraph."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Cell:
-    """`value` is what a column is sorted by; `tone` is "", good, bad or muted."""
+    """One cell of a table; the column is sorted by `value`, and `tone` is "", "good", "bad" or "muted"."""
 
     text: str
     value: float | str | None = None
@@ -42,7 +47,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Series:
-    """A line with its band; y, low and high may hold None, where the line is broken.
+    """A line with its band. Where y, low or high hold None, the line is interrupted.
 
     `like` is the name whose colour it has, if that is not its own.
     """
@@ -58,9 +63,9 @@ class Series:
 
 @dataclass(frozen=True)
 class Lines:
-    """A chart; `x` and `y` say what the axes are.
+    """A line chart; `x` and `y` are the labels of the axes.
 
-    `scale` is "", log (y is logarithmic) or bytes (x is logarithmic, in bytes).
+    `scale` is "", "log" (y is logarithmic) or "bytes" (x is logarithmic, in bytes).
     """
 
     title: str
@@ -82,9 +87,9 @@ class Panels:
 
 @dataclass(frozen=True)
 class Matrices:
-    """Square matrices over time, `frames` [(label, values [n, n])], with a slider; None is no value (the diagonal).
+    """Square matrices over time with a slider, `frames` [(label, values [n, n])]; None is no value (the diagonal).
 
-    `groups` [n] is the group of each row, in sorted order: borders are drawn between groups.
+    `groups` [n] is the group of each row, equal ones next to each other: borders are drawn between groups.
     """
 
     title: str
@@ -95,9 +100,9 @@ class Matrices:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Small charts with one scale, `series` [(name, the height of each bar, a mark or None)], one a name.
+    """Small bar charts with a common scale, one per name: `series` [(name, heights of the bars, a mark or None)].
 
-    `edges` are those of the bars, one more than bars; `y` says what their heights are.
+    `edges` are the limits of the bars, one more than there are bars; `y` is the label of the heights.
     """
 
     title: str
@@ -112,11 +117,11 @@ class Histogram:
 class Heat:
     """Coloured cells, `values` [rows, columns] with None for no value.
 
-    columns   | the name of each column, for those who ask
-    groups    | the group of each column, in sorted order: borders are drawn between groups
+    columns   | the name of each column, shown when the pointer is on it
+    groups    | the group of each column, equal ones next to each other: borders are drawn between groups
     ends      | a short text at the end of each row
-    x, unit   | what columns are; what values are
-    diverging | zero is the middle: what is above and what is below have different colours
+    x, unit   | the labels of the columns and of the values
+    diverging | values above and below zero have different colours
     """
 
     title: str
@@ -133,7 +138,7 @@ class Heat:
 
 @dataclass(frozen=True)
 class Tree:
-    """Bytes by link on the drawn tree: `methods` [(name, [(tier, nodes)] from the top, [(link, down, up)])]."""
+    """Bytes by link on a drawing of the tree: `methods` [(name, [(tier, nodes)] from the top, [(link, down, up)])]."""
 
     title: str
     methods: Sequence[tuple[str, Sequence[tuple[str, int]], Sequence[tuple[str, float, float]]]]
@@ -142,7 +147,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks that belong together; folded: shown on demand."""
+    """Blocks under a heading; a folded section is shown after a click."""
 
     title: str
     blocks: Sequence[Any] = field(default_factory=list)

@@ -1,6 +1,6 @@
-// Coloured cells: heat maps and matrices over time. A cell is a pixel of a small picture that is drawn large.
+// Heat maps and matrices over time. A cell is one pixel of a small picture that is enlarged.
 
-const BORDERS = 40; // more groups have no borders
+const BORDERS = 40; // with more groups than this no borders are drawn
 
 function bytesOf(base64) {
   return Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
@@ -11,7 +11,7 @@ function rgb(name) {
   return [0, 2, 4].map((k) => parseInt(hex.slice(k, k + 2), 16));
 }
 
-// levels are steps: more digits would be made up
+// a cell holds one of 255 levels, so more digits would be false precision
 const brief = (value) => figure(value === null ? null : +value.toPrecision(3));
 
 // a colour for each of the levels 1 .. 255 between low and high; level 0 is no value
@@ -44,7 +44,7 @@ function colourBar(low, high, unit, colours) {
     el("span", {}, `${brief(high)} ${unit}`));
 }
 
-// where one group ends and the next begins
+// the first and the last column of each group
 function groupsOf(groups) {
   const found = [];
   groups.forEach((name, k) => {
@@ -95,7 +95,7 @@ function heat(host, block) {
   host.append(frame);
   const rows = block.rows.length, columns = block.columns.length;
   const width = Math.max(240, host.wide);
-  const above = block.ends.length > 0 || Math.max(...block.rows.map((name) => name.length)) > 12; // names above their rows
+  const above = block.ends.length > 0 || Math.max(...block.rows.map((name) => name.length)) > 12; // whether names are above their rows
   const pitch = above ? 38 : Math.max(4, Math.min(20, Math.floor(380 / rows))), cell = above ? 18 : pitch;
   const left = above ? 0 : Math.max(...block.rows.map((name) => name.length)) * 6.3 + 10, top = above ? 18 : 4;
   const wide = (width - left) / columns, levels = bytesOf(block.values);
@@ -132,7 +132,7 @@ function heat(host, block) {
 function matrices(host, block, state) {
   host.replaceChildren();
   const n = block.size, last = block.frames.length - 1;
-  if (state.moved === undefined || state.frame > last) state.frame = last; // the newest, until somebody chooses
+  if (state.moved === undefined || state.frame > last) state.frame = last; // the newest one, until the slider is moved
   const groups = groupsOf(block.groups);
   const frame = el("div", { class: "plot" });
   host.append(frame);

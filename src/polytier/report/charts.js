@@ -1,9 +1,9 @@
 "use strict";
-// What all charts share, and those made of lines and bars. A chart is a function that fills its host, which is `wide`
-// pixels wide, anew: it is called again when the page changes its width, its colours or its data.
+// Functions that all charts share, and charts made of lines and bars. A chart is a function that fills its host element,
+// which is `wide` pixels wide. It is called again when the width, the colours or the data of the page change.
 
 const SVG = "http://www.w3.org/2000/svg";
-const DASHES = ["", "1.5 3"]; // names beyond the number of colours
+const DASHES = ["", "1.5 3"]; // the second one is for names beyond the number of colours
 const SHAPES = [
   "M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0", "M-3-3h6v6h-6z", "M0-4l4 7h-8z", "M0-4.4l4.4 4.4l-4.4 4.4l-4.4-4.4z",
   "M0 4l4-7h-8z",
@@ -14,7 +14,7 @@ function fill(node, attributes, children) {
     if (name === "on") for (const [event, handler] of Object.entries(value)) node.addEventListener(event, handler);
     else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value);
   }
-  node.append(...children.flat(9).filter((child) => child || child === 0)); // what is not there is false, null or ""
+  node.append(...children.flat(9).filter((child) => child || child === 0)); // absent children are false, null or ""
   return node;
 }
 const el = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
@@ -64,7 +64,7 @@ function scale(low, high, from, to, log) {
   return (value) => from + ((turn(value) - a) / (b - a || 1)) * (to - from);
 }
 
-// -- who looks how ----------------------------------------------------------------------------------
+// -- colours and markers ----------------------------------------------------------------------------
 
 function look(name) {
   const place = Math.max(0, page.names.indexOf(name));
@@ -119,7 +119,7 @@ function tip(host) {
   };
 }
 
-// `places` are the pixels that can be read, in order; `read(k)` gives [title, rows]; `mark(k)` shows where
+// `places` are the horizontal positions of values, in order; `read(k)` gives [title, rows]; `mark(k)` marks the position
 function readable(host, picture, places, read, mark, top) {
   if (!places.length) return;
   const box = tip(host);
@@ -148,7 +148,7 @@ function readable(host, picture, places, read, mark, top) {
 
 // -- lines ------------------------------------------------------------------------------------------
 
-// the range of the lines; bands count as far as half of that beyond them, and an accuracy stays within 0 and 100
+// the range of the lines; bands extend it by at most half of it, and percentages stay within 0 and 100
 function extent(chart, hidden) {
   const reach = (columns) => {
     const values = chart.series.filter((series) => !hidden.has(series.name)).flatMap(columns)
@@ -243,12 +243,12 @@ function lines(host, chart, { hidden, range, height = 320, named = true, title =
       const value = series.y[near], half = series.low.length && value !== null ? (series.high[near] - series.low[near]) / 2 : 0;
       return value === null ? null : [swatch(series), series.name, figure(value) + (half ? ` ± ${figure(+half.toPrecision(2))}` : ""), value];
     }).filter((row) => row !== null).sort((a, b) => b[3] - a[3]);
-    return [bytes ? size(xs[k]) : `${chart.x} ${figure(xs[k])}`, rows];
+    return [`${bytes ? size(xs[k]) : `${chart.x} ${figure(xs[k])}`}: ${chart.y}`, rows];
   };
   readable(host, picture, xs.map(xAt), read, mark, room.top);
 }
 
-// names beside the ends of lines; those that would overlap are pushed apart
+// names beside the ends of lines; overlapping names are moved apart
 function endNames(ends, xAt, yAt, top, bottom) {
   const places = ends.map((end) => ({ ...end, left: xAt(end.x) + 9, at: yAt(end.y) })).sort((a, b) => a.at - b.at);
   for (let times = 0; times < 300; times++) {
@@ -287,7 +287,7 @@ function bars(host, block, [name, heights, middle], most) {
   frame.append(picture);
   const centres = heights.map((_, k) => (xAt(block.edges[k]) + xAt(block.edges[k + 1])) / 2);
   const mark = (k) => cross.replaceChildren(...(k < 0 ? [] : [svg("path", { d: `M${centres[k]} 4V${height - bottom}` })]));
-  const read = (k) => [`${figure(block.edges[k])} to ${figure(block.edges[k + 1])}`,
+  const read = (k) => [`${block.x}: ${figure(block.edges[k])} to ${figure(block.edges[k + 1])}`,
     [[null, block.y, figure(heights[k])], ...(middle === null ? [] : [[null, "mean", figure(middle)]])]];
   readable(frame, picture, centres, read, mark, 0);
 }

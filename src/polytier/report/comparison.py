@@ -1,91 +1,109 @@
-"""Several methods side by side, from their run folders; needs no torch.
+"""Several methods side by side, from their run folders: the data of compare.json and its table.
 
 A record is a run: method, seed, folder, state, reason and, once it is done, the fields of summary.json and
 
-judged_by         | the model that speaks for the method: personal, else global (else team)
-bytes_until       | what was sent until its test accuracy was reached; None if it never was
-gradients         | what a device computed in all rounds, the mean over all devices
+judged_by         | the kind of model that the method is judged by: personal, else global (else team)
+bytes_until       | bytes sent until that model's test value reached a level; None if it never did
+gradients         | gradients that a device computed in all rounds, the mean over all devices
 rand_index        | the adjusted Rand index of the groups that were found, where the true ones are known
-better_than_local | share of the devices whose accuracy is above that of Local with the same seed
+better_than_local | share of the devices whose value is better than with Local and the same seed
+
+All methods are judged by one metric: the leading one of the first run, if all runs have it.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from polytier._text import duration, size
+from polytier.models.metrics import LOSS, MetricInfo, describe
+from polytier.report.intervals import LEVEL, interval, interval_text, paired_test
 from polytier.report.tables import line, table
-from polytier.runs.read import KINDS, bytes_until, read_devices, read_history, read_summary, score
+from polytier.runs.read import JUDGES, KINDS, Record, RunRecord, bytes_until, judge_of, score
 
 FILE = "compare.json"
 WAITING, RUNNING, DONE, INTERRUPTED = "waiting", "running", "done", "interrupted"
 NOT_APPLICABLE, DIVERGED, FAILED = "not applicable", "diverged", "failed"
 LOCAL = "local"
-JUDGES = ("personal", "global", "team")  # the first one that a method has speaks for it
 OTHERS = ("bytes_until", "better_than_local", "gradients", "rand_index", "seconds")
-MANY = 20  # methods, of which those that wait or are done are not shown while others run
-LEVEL = 0.05  # a paired test with a p-value above it is a tie
-
-Record = dict[str, Any]
+MANY = 20  # with more methods than this, only those that are running are shown while runs go on
+SHARE = MetricInfo("share", unit="%")
 
 
 # -- one run ------------------------------------------------------------------------------------------
 
 
-def make_records(out: Path, runs: Iterable[Mapping[str, Any]], until: float, alone: str | None = LOCAL) -> list[Record]:
-    """The records of runs, each given by method, seed, folder (its name in `out`), state and reason.
+def make_records(
+    out: Path,
+    runs: Iterable[Mapping[str, Any]],
+    until: float | None,
+    alone: str | None = LOCAL,
+    metric: MetricInfo | None = None,
+) -> list[Record]:
+    """The records of runs.
 
-    `alone` is the method that all are compared with, device by device.
+    Args:
+        out: The folder of the comparison.
+        runs: Each given by method, seed, folder (its name in `out`), state and reason.
+        until: The level of the leading metric up to which bytes are counted; None counts none.
+        alone: The method that all others are compared with, device by device.
+        metric: What methods are judged by; None: the leading metric of the first run, if all runs have it.
     """
-    records = [make_record(out, run, until) for run in runs]
-    local = {r["seed"]: by_device(out, r) for r in records if r["method"] == alone and r["state"] == DONE}
-    for record in records:
-        if record["state"] == DONE and record["method"] != alone and record["seed"] in local:
-            pairs = paired(by_device(out, record), local[record["seed"]])
-            record["better_than_local"] = fmean(own > other for own, other in pairs) if pairs else None
+    records = [make_record(out, run) for run in runs]
+    done = [record for record in records if record["state"] == DONE]
+    metric = metric or metric_of(done)
+    local = {r["seed"]: by_device(out, r, metric) for r in done if r["method"] == alone}
+    for record in done:
+        record["bytes_until"] = sent_until(out, record, until, metric)
+        record["better_than_local"] = None
+        if record["method"] != alone and record["seed"] in local:
+            pairs = paired(by_device(out, record, metric), local[record["seed"]])
+            better = [metric.sign * own > metric.sign * other for own, other in pairs]
+            record["better_than_local"] = fmean(better) if better else None
     return records
 
 
-def make_record(out: Path, run: Mapping[str, Any], until: float) -> Record:
-    record, folder = dict(run), out / run["folder"]
+def make_record(out: Path, run: Mapping[str, Any]) -> Record:
+    """What is known of one run alone."""
+    record = dict(run)
     if record["state"] != DONE:
         return record
-    record |= read_summary(folder) or {}
-    record["judged_by"] = judge = judge_of(record)
-    found = bytes_until(read_history(folder), until, judge) if accuracy(record, judge) is not None else None
+    found = RunRecord(out / run["folder"])
+    record |= found.summary or {}
+    record["metrics"] = [metric.as_dict() for metric in found.metrics]
+    record["judged_by"] = judge_of(record)
     record["gradients"] = record["device_steps"] / record["devices"]
     record["rand_index"] = record.get("collaboration", {}).get("adjusted_rand_index")
-    return {**record, "bytes_until": found and found[1], "better_than_local": None}
+    return record
 
 
-def judge_of(figures: Mapping[str, Any]) -> str:
-    """The model that speaks for a method, given the figures of those it has."""
-    return next((kind for kind in JUDGES if figures.get(kind)), JUDGES[0])
+def metric_of(records: Sequence[Record]) -> MetricInfo:
+    """The first metric of the first finished run that all finished runs have; the loss if there is none."""
+    listed = [[describe(entry) for entry in record["metrics"]] for record in records if record["state"] == DONE]
+    others = [{metric.name for metric in metrics} for metrics in listed[1:]]
+    own = listed[0] if listed else []
+    return next((metric for metric in own if all(metric.name in names for names in others)), LOSS)
 
 
-def accuracy(record: Record, kind: str) -> float | None:
-    return (record[kind] or {}).get("accuracy")
+def sent_until(out: Path, record: Record, until: float | None, metric: MetricInfo) -> int | None:
+    judge = record["judged_by"]
+    if until is None or metric.name == LOSS.name or (record[judge] or {}).get(metric.name) is None:
+        return None
+    found = bytes_until(RunRecord(out / record["folder"]).history, until, judge, metric=metric)
+    return found and found[1]
 
 
-def by_device(out: Path, record: Record) -> dict[str, float]:
-    """The test accuracy of every device that has test samples, by its id; the mean of several models."""
-    return accuracies(read_devices(out / record["folder"]), record["judged_by"])
-
-
-def accuracies(devices: Mapping[str, Sequence[str]], kind: str) -> dict[str, float]:
-    """The same from the columns of devices.csv."""
-    own = [values for name, values in devices.items() if f"_{name}".endswith(f"_{kind}_accuracy")]
-    rows = ([float(value) for value in row if value] for row in zip(*own, strict=True))
-    return {name: fmean(values) for name, values in zip(devices["id"], rows, strict=bool(own)) if values}
+def by_device(out: Path, record: Record, metric: MetricInfo) -> dict[str, float]:
+    """The test value of every device that has one, by its id, of the model that the method is judged by."""
+    return RunRecord(out / record["folder"]).by_device(record["judged_by"], metric)
 
 
 def paired(a: Mapping[str, float], b: Mapping[str, float]) -> list[tuple[float, float]]:
@@ -95,70 +113,57 @@ def paired(a: Mapping[str, float], b: Mapping[str, float]) -> list[tuple[float, 
 # -- methods ------------------------------------------------------------------------------------------
 
 
-def by_method(out: Path, records: Sequence[Record]) -> list[dict[str, Any]]:
-    """What the seeds of each method come to, the best method first.
+def by_method(out: Path, records: Sequence[Record], metric: MetricInfo | None = None) -> list[dict[str, Any]]:
+    """The figures of each method over its seeds, the best method first.
 
     Figures are {mean, half, seeds}: the mean over the seeds that have one, and half the width of its 95 % interval.
     p_value is that of the paired test against the best method; `best` says that there is no difference to it.
     """
     finished = [record for record in records if record["state"] == DONE]
     done = {record["method"]: [r for r in finished if r["method"] == record["method"]] for record in records}
-    metric = "accuracy" if any(accuracy(r, r["judged_by"]) is not None for r in finished) else "loss"
-    rows = []
-    for method, own in done.items():
-        judge = own[0]["judged_by"] if own else JUDGES[0]
-        figures = {kind: interval((r[kind] or {}).get(metric) for r in own) for kind in KINDS}
-        rows.append({
-            "method": method, "seeds": len(own), "judged_by": judge, "metric": metric, **figures,
-            "worst_decile": interval((r[judge] or {}).get("accuracy_worst_decile") for r in own),
-            **{name: interval(r[name] for r in own) for name in OTHERS},
-        })  # fmt: skip
-    sign = -1 if metric == "accuracy" else 1
+    metric = metric or metric_of(finished)
+    rows = [method_row(method, own, metric) for method, own in done.items()]
 
     def rank(row: dict[str, Any]) -> tuple[bool, float]:
         found = row[row["judged_by"]]
-        return found is None, 0.0 if found is None else sign * found["mean"]
+        return found is None, 0.0 if found is None else -metric.sign * found["mean"]
 
     rows.sort(key=rank)
-    best = {r["seed"]: by_device(out, r) for r in done[rows[0]["method"]]}
+    best = {r["seed"]: by_device(out, r, metric) for r in done[rows[0]["method"]]}
     for k, row in enumerate(rows):
         own = [r for r in done[row["method"]] if k and r["seed"] in best]
-        row["p_value"] = paired_test([pair for r in own for pair in paired(by_device(out, r), best[r["seed"]])])
+        pairs = [pair for r in own for pair in paired(by_device(out, r, metric), best[r["seed"]])]
+        row["p_value"] = paired_test(pairs)
         row["best"] = bool(row["seeds"]) and (k == 0 or (row["p_value"] or 0) > LEVEL)
     return rows
 
 
-def interval(values: Iterable[float | None]) -> dict[str, Any] | None:
-    """The mean and half its 95 % interval (Student's t; None for fewer than two values); None without values."""
-    there = [value for value in values if value is not None]
-    if len(there) < 2:
-        return {"mean": there[0], "half": None, "seeds": 1} if there else None
-    half = quantile(len(there) - 1) * stdev(there) / len(there) ** 0.5
-    return {"mean": fmean(there), "half": half, "seeds": len(there)}
+def method_row(method: str, own: Sequence[Record], metric: MetricInfo) -> dict[str, Any]:
+    """The figures of one method; `own` are the records of its finished runs."""
+    judge = own[0]["judged_by"] if own else JUDGES[0]
+    said = metric.as_dict()
+    return {
+        "method": method,
+        "seeds": len(own),
+        "judged_by": judge,
+        "metric": said.pop("name"),
+        **said,
+        **{kind: interval((r[kind] or {}).get(metric.name) for r in own) for kind in KINDS},
+        "worst_decile": interval((r[judge] or {}).get(f"{metric.name}_worst_decile") for r in own),
+        **{name: interval(r[name] for r in own) for name in OTHERS},
+    }
 
 
-@cache
-def quantile(freedom: int) -> float:
-    from scipy.stats import t
-
-    return float(t.ppf(0.975, freedom))
-
-
-def paired_test(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """The p-value of the Wilcoxon signed-rank test; None without pairs."""
-    if not pairs or all(a == b for a, b in pairs):  # the test itself is not made for no difference at all
-        return 1.0 if pairs else None
-    from scipy.stats import wilcoxon
-
-    result: Any = wilcoxon([a for a, _ in pairs], [b for _, b in pairs])
-    return float(result.pvalue)
+def metric_in(row: Mapping[str, Any]) -> MetricInfo:
+    """The metric by which a row of `by_method` is judged."""
+    return describe({"name": row["metric"], "better": row["better"], "unit": row["unit"]})
 
 
 # -- for people and programs --------------------------------------------------------------------------
 
 
 def write(out: Path, settings: dict[str, Any], records: Sequence[Record], methods: Sequence[dict[str, Any]]) -> None:
-    """compare.json: settings, records, methods; compare.csv: a line a record."""
+    """compare.json: settings, records, methods; compare.csv: one line per record."""
     found = {"settings": settings, "records": records, "methods": methods}
     (out / FILE).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     lines = [dict(flat(record)) for record in records]
@@ -170,48 +175,45 @@ def write(out: Path, settings: dict[str, Any], records: Sequence[Record], method
 
 
 def flat(record: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Names such as personal_accuracy."""
+    """Names such as personal_loss; lists are left out."""
     for name, value in record.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{name}_")
-        else:
+        elif not isinstance(value, list):
             yield f"{prefix}{name}", value
 
 
 def comparison_table(methods: Sequence[dict[str, Any]], records: Sequence[Record], until: float) -> Table:
-    """A row a method, the best first; columns that no method has are left out."""
+    """One row per method, the best first; columns that no method has are left out."""
+    metric = metric_in(methods[0])
     columns: dict[str, list[str]] = {"method": [f"{m['method']}{' *' if m['best'] else ''}" for m in methods]}
     for kind in KINDS:
-        columns[kind] = [shown(m[kind], m["metric"]) for m in methods]
-    columns["worst decile"] = [shown(m["worst_decile"], "accuracy") for m in methods]
-    columns[f"bytes until {100 * until:g} %"] = [until_text(m) for m in methods]
-    columns["better than Local"] = [shown(m["better_than_local"], "accuracy") for m in methods]
-    columns["groups found"] = [shown(m["rand_index"], "index") for m in methods]
+        columns[kind] = [interval_text(m[kind], metric) for m in methods]
+    columns["worst decile"] = [interval_text(m["worst_decile"], metric) for m in methods]
+    columns[f"bytes until {metric.short(until)}"] = [until_text(m) for m in methods]
+    columns["better than Local"] = [interval_text(m["better_than_local"], SHARE) for m in methods]
+    columns["groups found"] = [shown(m["rand_index"], "{:.2f}".format) for m in methods]
     columns["gradients"] = [f"{m['gradients']['mean']:,.0f}" if m["seeds"] else "-" for m in methods]
-    columns["training"] = [shown(m["seconds"], "seconds") for m in methods]
+    columns["training"] = [shown(m["seconds"], duration) for m in methods]
     columns["runs"] = [states(m["method"], records) for m in methods]
     kept = {name: cells for name, cells in columns.items() if any(cell not in ("-", DONE) for cell in cells)}
     return table(list(kept), zip(*kept.values(), strict=True), right=True)
 
 
-def shown(found: dict[str, Any] | None, what: str) -> str:
-    """mean ± half."""
+def shown(found: dict[str, Any] | None, text: Callable[[float], str]) -> str:
+    """The mean of an interval ± half its width, numbers written by `text`."""
     if found is None:
         return "-"
-    mean, half = found["mean"], found["half"]
-    if what == "accuracy":
-        return f"{100 * mean:.2f}{'' if half is None else f' ± {100 * half:.2f}'} %"
-    text = {"seconds": duration, "bytes": size, "loss": "{:.4g}".format, "index": "{:.2f}".format}[what]
-    return f"{'loss ' * (what == 'loss')}{text(mean)}{'' if half is None else f' ± {text(half)}'}"
+    return text(found["mean"]) + ("" if found["half"] is None else f" ± {text(found['half'])}")
 
 
 def until_text(row: dict[str, Any]) -> str:
-    if not row["seeds"] or row["metric"] != "accuracy":
+    if not row["seeds"] or row["metric"] == LOSS.name:
         return "-"
     if row["bytes_until"] is None:
         return "never"
     reached = row["bytes_until"]["seeds"]
-    return shown(row["bytes_until"], "bytes") + (f" ({reached} of {row['seeds']})" if reached < row["seeds"] else "")
+    return shown(row["bytes_until"], size) + (f" ({reached} of {row['seeds']})" if reached < row["seeds"] else "")
 
 
 def states(method: str, records: Sequence[Record]) -> str:
@@ -224,8 +226,10 @@ def states(method: str, records: Sequence[Record]) -> str:
 def print_comparison(
     console: Console, methods: Sequence[dict[str, Any]], records: Sequence[Record], until: float, out: Path
 ) -> None:
-    """The table, what its mark means, and why runs are not done."""
+    """The table, what it shows, and why runs are not done."""
     console.print(comparison_table(methods, records, until))
+    if any(m["seeds"] for m in methods):
+        line(console, f"test {methods[0]['metric']} of the last round, mean over devices, ± half the 95 % interval")
     if any(m["best"] for m in methods):
         line(console, f"* the best, or a tie with it: Wilcoxon signed-rank over devices and seeds, p > {LEVEL}")
     why: dict[tuple[str, str], list[str]] = {}
@@ -238,7 +242,7 @@ def print_comparison(
 
 
 def progress_table(out: Path, runs: Sequence[Mapping[str, Any]]) -> Table:
-    """How far each run has come: a row a method, a column a seed; of many methods those that run now."""
+    """How far each run has come: one row per method, one column per seed; of many methods those that are running."""
     seeds = list(dict.fromkeys(run["seed"] for run in runs))
     rows: dict[str, list[str]] = {run["method"]: [run["method"]] for run in runs}
     for seed in seeds:
@@ -252,12 +256,12 @@ def progress_table(out: Path, runs: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def progress(folder: Path, state: str, rounds: int) -> str:
-    """The accuracy so far of a run that goes on, or its result."""
+    """The leading metric so far of a run that goes on, or of its result."""
+    run = RunRecord(folder)
     if state == DONE:
-        summary = read_summary(folder) or {}
-        return score(summary.get(judge_of(summary)))
+        summary = run.summary or {}
+        return score(summary.get(judge_of(summary)), run.metric)
     if state != RUNNING:
         return state
-    history = read_history(folder)
-    tests = (r[kind]["test"] for r in reversed(history) for kind in JUDGES if "test" in r.get(kind, {}))
-    return f"round {history[-1]['round'] if history else 0}/{rounds}, {score(next(tests, None))}"
+    tests = (r[kind]["test"] for r in reversed(run.history) for kind in JUDGES if "test" in r.get(kind, {}))
+    return f"round {run.rounds}/{rounds}, {score(next(tests, None), run.metric)}"

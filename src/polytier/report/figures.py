@@ -1,4 +1,4 @@
-"""Charts as files for a paper: PNG, SVG or PDF by matplotlib; the same block is the same bytes."""
+"""Charts as PNG, SVG or PDF files for a paper, drawn by matplotlib; the same block gives the same bytes."""
 
 from __future__ import annotations
 
@@ -17,25 +17,40 @@ from polytier.report.palette import DIVERGING, LIGHT, MARKERS, names_in
 FORMATS = ("png", "svg", "pdf")
 CHARTS = (Lines, Panels, Matrices, Histogram, Heat, Tree)
 STYLE = {
-    "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 7, "xtick.labelsize": 7,
-    "ytick.labelsize": 7, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.6,
-    "axes.edgecolor": "0.3", "xtick.major.width": 0.6, "ytick.major.width": 0.6, "axes.grid": True,
-    "grid.color": "0.9", "grid.linewidth": 0.5, "axes.axisbelow": True, "lines.linewidth": 1.2,
-    "legend.frameon": False, "pdf.fonttype": 42, "svg.hashsalt": "polytier", "savefig.dpi": 200,
-}  # fmt: skip
+    **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 8),
+    **dict.fromkeys(("legend.fontsize", "xtick.labelsize", "ytick.labelsize"), 7),
+    **dict.fromkeys(("axes.linewidth", "xtick.major.width", "ytick.major.width"), 0.6),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
+    "axes.edgecolor": "0.3",
+    "grid.color": "0.9",
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.2,
+    "pdf.fonttype": 42,  # fonts are embedded as they are
+    "svg.hashsalt": "polytier",
+    "savefig.dpi": 200,
+}
 NO_DATES = {
-    "png": {"Software": None}, "svg": {"Date": None, "Creator": None},
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
-}  # fmt: skip
+}
 WIDTH = 3.4  # inches: a column of a paper
-CHARACTERS = 20  # of a caption, an inch
-TITLE = 32  # characters of a line of a panel's title
-PANELS = 6  # matrices of a figure
-BORDERS, NAMED = 40, 12  # more groups have no borders, no names
+CHARACTERS = 20  # of a caption, per inch
+TITLE = 32  # characters per line of a panel's title
+PANELS = 6  # matrices in a figure
+BORDERS, NAMED = 40, 12  # with more groups than this no borders, no names
 
 
 def save(block: Any, path: Path | str, form: str | None = None, names: Sequence[str] = ()) -> None:
-    """Draw a block; the format is that of the file's name, or `form`. `names` fixes who has which colour."""
+    """Draw a block and write it to a file.
+
+    Args:
+        block: One of `CHARTS`.
+        path: The file.
+        form: "png", "svg" or "pdf"; by default the ending of the file's name.
+        names: The k-th of these names has the k-th colour; by default the names in the block.
+    """
     form = form or Path(path).suffix.removeprefix(".").lower()
     if form not in FORMATS:
         raise ValueError(f"figures are .png, .svg or .pdf; got {Path(path).name}")
@@ -44,7 +59,7 @@ def save(block: Any, path: Path | str, form: str | None = None, names: Sequence[
     from matplotlib.figure import Figure
 
     draw = {Lines: lines, Panels: panels, Matrices: matrices, Histogram: histogram, Heat: heat, Tree: tree}[type(block)]
-    # a style of its own, whatever the caller's matplotlib is set to
+    # a fixed style, independent of the caller's settings of matplotlib
     style: Any = {**matplotlib.rcParamsDefault, **STYLE, "backend": matplotlib.get_backend()}
     with matplotlib.rc_context(style):
         figure = Figure(layout="constrained")
@@ -53,7 +68,7 @@ def save(block: Any, path: Path | str, form: str | None = None, names: Sequence[
 
 
 def require() -> None:
-    """Advice if matplotlib is not there."""
+    """Raise an error with advice if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -61,7 +76,7 @@ def require() -> None:
 
 
 def colours(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """How the line of each name looks."""
+    """The colour and the marker of each name."""
     return {name: {"color": LIGHT[k % len(LIGHT)], "marker": MARKERS[k % len(MARKERS)]} for k, name in enumerate(names)}
 
 
@@ -124,7 +139,7 @@ def plot(axis: Any, chart: Lines, looks: dict[str, Any]) -> None:
 
 
 def keep_within(axis: Any, chart: Lines) -> None:
-    """A band may reach beyond what can be. After all that shares the axis is drawn: a range that is set stays."""
+    """Cut bands of percentages at 0 and 100. Call it when all that shares the axis is drawn: it fixes the range."""
     low, high = axis.get_ylim()
     possible = all(0 <= value <= 100 for series in chart.series for value in series.y if value is not None)
     if "%" in chart.y and possible and (low < -5 or high > 105):
@@ -132,7 +147,7 @@ def keep_within(axis: Any, chart: Lines) -> None:
 
 
 def caption(figure: Any, note: str) -> None:
-    """Below all of it, in lines that fit."""
+    """A note below the figure, broken into lines that fit."""
     if note:
         width, height = figure.get_size_inches()
         text = textwrap.fill(note, int(CHARACTERS * width))
@@ -178,7 +193,7 @@ def histogram(figure: Any, block: Histogram, looks: dict[str, Any]) -> None:
 
 
 def tree(figure: Any, block: Tree, looks: dict[str, Any]) -> None:
-    """A bar a link and direction; the tiers stand between them, from the top."""
+    """One bar per link and direction, between the names of the tiers, from the top."""
     columns = min(3, len(block.methods))
     rows = -(-len(block.methods) // columns)
     deepest = max(len(links) for _, _, links in block.methods)
@@ -190,15 +205,8 @@ def tree(figure: Any, block: Tree, looks: dict[str, Any]) -> None:
             axis.text(0, -k, tier if nodes == 1 else f"{nodes:,} {tier}s", va="center", fontsize=7, weight="bold")
         for k, (_, *amounts) in enumerate(links):
             for place, way, amount in zip((-k - 0.37, -k - 0.63), ("down", "up"), amounts, strict=True):
-                colour = looks[name]["color"]
-                axis.barh(
-                    place,
-                    max(amount / most, 0.008 * (amount > 0)),
-                    0.2,
-                    left=0.25,
-                    color=colour,
-                    alpha=1 if way == "down" else 0.55,
-                )
+                length, look = max(amount / most, 0.008 * (amount > 0)), {"color": looks[name]["color"]}
+                axis.barh(place, length, 0.2, left=0.25, alpha=1 if way == "down" else 0.55, **look)
                 axis.text(0.22, place, way, ha="right", va="center", fontsize=6, color="0.4")
                 axis.text(0.28 + amount / most, place, size(amount), va="center", fontsize=6)
         axis.set(xlim=(0, 1.65), ylim=(-deepest - 0.3, 0.4))
@@ -222,7 +230,7 @@ def heat(figure: Any, block: Heat, looks: dict[str, Any]) -> None:
     image = axis.imshow(
         values, aspect="auto", cmap=cmap, vmin=low, vmax=most or 1.0, interpolation="nearest", rasterized=True
     )
-    every = -(-len(block.rows) // 30)  # of many rows some have names
+    every = -(-len(block.rows) // 30)  # with many rows, only some have names
     axis.set_yticks(range(0, len(block.rows), every), block.rows[::every])
     axis.set_xticks([])
     if block.groups:
@@ -277,7 +285,7 @@ def borders(axis: Any, groups: Sequence[str], down: bool, named: bool = True) ->
 
 
 def grid(values: Any) -> np.ndarray:
-    """None and NaN are no value."""
+    """An array of floats; NaN where there is no value."""
     return np.array([[np.nan if v is None else v for v in row] for row in values], dtype=float)
 
 
@@ -289,7 +297,7 @@ def bare(axis: Any) -> None:
 
 
 def charts_in(parts: Iterable[Any]) -> list[Any]:
-    """All that can be drawn, in order, out of its sections."""
+    """All blocks that can be drawn, in order, including those inside sections."""
     found: list[Any] = []
     for part in parts:
         found += charts_in(part.blocks) if isinstance(part, blocks.Section) else [part] * isinstance(part, CHARTS)

@@ -1,4 +1,4 @@
-"""Who listens to whom over time, from the collaboration.npz of a run: for a page, and as a figure."""
+"""Heat maps of who listens to whom over time, from the collaboration.npz of a run, for a page and as a figure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ PANELS, SHOWN = 6, 400  # rounds and clients in the figure
 
 
 def matrices(source: Path | str, frames: int, shown: int) -> Matrices:
-    """At most so many rounds and rows; clients sorted by true group, else by the groups found last."""
+    """The matrices as a block of a page.
+
+    Args:
+        source: A collaboration.npz.
+        frames: At most this many rounds.
+        shown: At most this many rows; where there are more clients, a cell is the mean of several.
+
+    Returns:
+        Matrices with the clients sorted by true group, or by the groups found last if the true ones are not known.
+    """
     snapshots, true = load(source)
     rounds = sorted(snapshots)
     rounds = [rounds[k] for k in evenly(len(rounds), frames)]
@@ -30,23 +39,19 @@ def matrices(source: Path | str, frames: int, shown: int) -> Matrices:
         index = 0.0 if true is None else round(snapshots[r].match(true)["adjusted_rand_index"], 2) + 0.0  # no -0.00
         score = "" if true is None else f", ARI {index:.2f}"
         found.append((f"round {r}{score}", means(snapshots[r], block, number)))
-    many = (
-        f", {len(order) / number:.0f} x {len(order) / number:.0f} in a cell (their mean)" if number < len(order) else ""
-    )
-    how = (
-        "Sorted by the groups found last."
-        if true is None
-        else "Sorted by true group. ARI: adjusted Rand index of the groups found."
-    )
+    side = f"{len(order) / number:.0f}"
+    many = f", a cell is the mean of {side} x {side}" if number < len(order) else ""
+    known = "Sorted by true group. ARI: adjusted Rand index of the groups found."
+    how = "Sorted by the groups found last." if true is None else known
     title = f"Who (row) listens to whom (column): {len(last):,} clients{many}"
     return Matrices(title, found, [str(group[order[block[order].searchsorted(k)]]) for k in range(number)], how)
 
 
 def means(learned: Collaboration, block: np.ndarray, number: int) -> np.ndarray:
-    """[number, number] the mean weight between blocks of clients, from pairs and bases alone; NaN without any."""
+    """[number, number] the mean weight between blocks of clients; NaN where there are no pairs."""
     i, j = learned.pairs.T
     base, size = learned.base.astype(float), np.bincount(block, minlength=number).astype(float)
-    sums = np.bincount(block, base, number)[:, None] * size  # as if no pair were listed, with a base on the diagonal
+    sums = np.bincount(block, base, number)[:, None] * size  # without the listed pairs, with a base on the diagonal
     np.add.at(sums, (block[i], block[j]), learned.weights - base[i])
     sums[np.diag_indices(number)] -= np.bincount(block, base, number)
     pairs = size[:, None] * size - np.diag(size)
@@ -54,12 +59,12 @@ def means(learned: Collaboration, block: np.ndarray, number: int) -> np.ndarray:
 
 
 def evenly(number: int, most: int) -> np.ndarray:
-    """At most so many places, with the first and the last."""
+    """At most `most` of the indices below `number`, evenly spaced, with the first and the last."""
     return np.unique(np.linspace(0, number - 1, most).round().astype(int))
 
 
 def draw(source: Path | str, out: Path | str) -> None:
-    """Matrices of up to six rounds as a picture."""
+    """Write the matrices of up to six rounds as a PNG file."""
     figures.save(matrices(source, PANELS, SHOWN), out, "png")
 
 

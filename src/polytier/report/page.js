@@ -1,9 +1,9 @@
-// The page: from the data it holds to headings, tables and charts; and, if it is live, again when there is news.
+// The page: makes headings, tables and charts from the data it holds. A live page does so again when the data change.
 
 let page = JSON.parse(document.getElementById("data").textContent);
 const root = document.documentElement, THEME = "polytier-theme";
-const kept = {}; // what people have chosen, by block: sorting, hidden lines, sliders, what is unfolded
-let drawers = []; // [host, how it is drawn]: again when the width or the colours change
+const kept = {}; // choices of the reader, by block: sorting, hidden lines, sliders, unfolded sections
+let drawers = []; // [host, function that draws it], called again when the width or the colours change
 
 const slug = (words) => words.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "") || "part";
 
@@ -78,7 +78,7 @@ const makers = {
 
 const used = new Map();
 function make(block, id) {
-  const times = used.get(id) || 0; // two blocks of one title: the second gets a number
+  const times = used.get(id) || 0; // of two blocks with one title the second gets a number
   used.set(id, times + 1);
   return makers[block.kind](block, times ? `${id}-${times + 1}` : id);
 }
@@ -103,7 +103,7 @@ function table(block, id) {
   };
   const order = (a, b) => {
     const texts = numeric[state.column], lost = (value) => value === null || (texts && typeof value === "string");
-    if (lost(a) || lost(b)) return lost(a) - lost(b); // what has no value comes last, whichever way
+    if (lost(a) || lost(b)) return lost(a) - lost(b); // rows without a value come last in both directions
     const found = typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
     return state.down ? -found : found;
   };
@@ -120,10 +120,10 @@ function table(block, id) {
     block.note && el("p", { class: "note" }, block.note));
 }
 
-// -- the whole --------------------------------------------------------------------------------------
+// -- the whole page ---------------------------------------------------------------------------------
 
 function drawAll() {
-  for (const [host] of drawers) host.wide = host.clientWidth; // all at once: a drawing between would lay out the page again
+  for (const [host] of drawers) host.wide = host.clientWidth; // all before the first drawing, which would force a new layout
   for (const [host, draw] of drawers) draw(host);
 }
 
@@ -156,7 +156,7 @@ function build() {
 function setTheme(theme) {
   root.dataset.theme = theme;
   document.getElementById("theme").textContent = theme === "dark" ? "Light" : "Dark";
-  drawAll(); // cells are pictures: they have their colours from here
+  drawAll(); // heat maps are pictures, so they are drawn again in the new colours
 }
 
 function remembered() {
@@ -175,7 +175,7 @@ new ResizeObserver(() => {
 }).observe(document.getElementById("main"));
 system.addEventListener("change", () => { if (!remembered()) setTheme(system.matches ? "dark" : "light"); });
 
-// -- live: new data take the place of old ones; what was chosen, the focus and the place stay ---------
+// -- live: new data replace old ones; the choices, the focus and the scroll position stay --------------
 
 async function news() {
   try {

@@ -1,4 +1,4 @@
-"""One page that needs nothing else: the blocks as data, and the scripts that draw them."""
+"""The HTML page: one file that holds the blocks as data and the scripts that draw them, and loads nothing else."""
 
 from __future__ import annotations
 
@@ -18,20 +18,31 @@ from polytier.report.blocks import Cell, Heat, Matrices, Table
 from polytier.report.palette import DARK, DIVERGING, LIGHT, names_in
 
 SCRIPTS = ("charts.js", "cells.js", "page.js")
-DIGITS = 5  # of a number on the page
-LEVELS = 254  # of the colour of a cell; 0 is no value
-# the page may load nothing but what it holds; a live one asks its own server for news
+DIGITS = 5  # significant digits of a number on the page
+LEVELS = 254  # different colours of a cell; 0 is no value
+# the page may load nothing; a live page may ask its own server whether there is a newer version
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; connect-src 'self'"
 
 
 def render(title: str, blocks: Iterable[Any], subtitle: str = "", live: str = "") -> str:
-    """The page; `live` is the version of what it shows, if a server has newer ones."""
+    """The text of the page.
+
+    Args:
+        title: The heading.
+        blocks: What it shows (see blocks.py), from top to bottom.
+        subtitle: A line below the heading.
+        live: The version of what it shows, if a server may have newer ones.
+    """
     parts = list(blocks)
     data = {
-        "title": title, "subtitle": subtitle, "live": live, "made": f"Polytier {__version__}",
-        "names": names_in(parts), "blocks": [plain(part) for part in parts],
-    }  # fmt: skip
-    # no text of the data can end the script element
+        "title": title,
+        "subtitle": subtitle,
+        "live": live,
+        "made": f"Polytier {__version__}",
+        "names": names_in(parts),
+        "blocks": [plain(part) for part in parts],
+    }
+    # "<" is escaped so that no text of the data can end the script element
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -64,7 +75,7 @@ def source(name: str) -> str:
 
 
 def palette() -> str:
-    """The colours as variables of the page's style."""
+    """The colours as variables of the style sheet."""
     light, dark = ("".join(f"--c{k}:{colour};" for k, colour in enumerate(own)) for own in (LIGHT, DARK))
     light += "".join(f"--{name}:{colour};" for name, colour in zip(("less", "zero", "more"), DIVERGING, strict=True))
     return f':root{{{light}}}\n:root[data-theme="dark"]{{{dark}}}\n'
@@ -74,7 +85,7 @@ def palette() -> str:
 
 
 def plain(value: Any) -> Any:
-    """Lists, dicts, texts and short numbers; a block is a dict with its kind."""
+    """A value for JSON: lists, dicts, texts and short numbers; a block becomes a dict with its kind."""
     if isinstance(value, Table):
         rows = [[[c, c] if isinstance(c, str) else plain_cell(c) for c in row] for row in value.rows]
         return {"kind": "Table", **{k: plain(getattr(value, k)) for k in ("title", "columns", "note")}, "rows": rows}
@@ -99,7 +110,7 @@ def plain(value: Any) -> Any:
 
 
 def plain_cell(cell: Cell) -> list[Any]:
-    """[text, what it is sorted by, tone]."""
+    """[text, the value that the column is sorted by, tone]."""
     value = cell.text if cell.value is None else cell.value
     return [cell.text, value if isinstance(value, str) else number(float(value)), *([cell.tone] if cell.tone else [])]
 
@@ -118,7 +129,7 @@ def as_floats(values: Any) -> np.ndarray:
 
 
 def cells(matrices: Sequence[np.ndarray]) -> tuple[list[str], float | int | None, float | int | None]:
-    """Values as bytes in base64, 1 for the least and 255 for the most of all, 0 for none; the least and the most."""
+    """Values as bytes in base64, 1 for the lowest and 255 for the highest, 0 for none; the lowest and the highest."""
     there = [matrix[np.isfinite(matrix)] for matrix in matrices]
     every = np.concatenate(there) if there else np.zeros(0)
     low, high = (float(every.min()), float(every.max())) if len(every) else (0.0, 0.0)

@@ -1,4 +1,4 @@
-"""The colours of pages and figures: told apart by those who see few colours, on light and on dark ground."""
+"""The colours of pages and figures: distinguishable with colour blindness, on light and on dark backgrounds."""
 
 from __future__ import annotations
 
@@ -6,18 +6,26 @@ from collections.abc import Iterable
 
 from polytier.report import blocks
 
-LIGHT = (
-    "#0072b2", "#d55e00", "#009e73", "#b5478f", "#b88400", "#3a9bd9", "#5a5a5a", "#7a1f4f", "#7d7d14", "#0b5d3b",
-)  # fmt: skip
-DARK = (
-    "#4aa3df", "#ff8a3d", "#2fc79a", "#e08bc3", "#f0b93a", "#9fd6ff", "#c4c4c4", "#d46a9f", "#c2c24a", "#6fb58f",
-)  # fmt: skip
+# the k-th colour on a light and on a dark background
+PAIRS = (
+    ("#0072b2", "#4aa3df"),
+    ("#d55e00", "#ff8a3d"),
+    ("#009e73", "#2fc79a"),
+    ("#b5478f", "#e08bc3"),
+    ("#b88400", "#f0b93a"),
+    ("#3a9bd9", "#9fd6ff"),
+    ("#5a5a5a", "#c4c4c4"),
+    ("#7a1f4f", "#d46a9f"),
+    ("#7d7d14", "#c2c24a"),
+    ("#0b5d3b", "#6fb58f"),
+)
+LIGHT, DARK = zip(*PAIRS, strict=True)
 DIVERGING = ("#c05a00", "#f3f3f0", "#0b5fa5")  # less, the same, more
-MARKERS = "os^Dv"  # as matplotlib names them; more names than colours are then still different
+MARKERS = "os^Dv"  # of matplotlib; they keep names different where there are more names than colours
 
 
 def names_in(parts: Iterable[object]) -> list[str]:
-    """The names of all lines, bars and trees, in the order of their first appearance; the place is the colour."""
+    """The names of all lines, bars and trees in the order of their first appearance; the k-th has the k-th colour."""
     found: dict[str, None] = {}
     for part in parts:
         match part:

@@ -1,4 +1,4 @@
-"""Tables for the terminal, made from run files alone."""
+"""Tables and lines for the terminal about one run, from its files."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from polytier._text import duration, size
-from polytier.runs.read import KINDS, bytes_until, score
-
-
-def at_round(figures: dict[str, Any] | None) -> str:
-    return f"{score(figures)} (round {figures['round']})" if figures else "-"
+from polytier.models.metrics import MetricInfo
+from polytier.runs.read import KINDS, RunRecord, bytes_until, score
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: bool = False) -> Table:
-    """A plain table; `right` puts all but the first column to the right."""
+    """A plain table; `right` aligns all columns but the first to the right."""
     made = Table(box=None, pad_edge=False, header_style="dim")
     for k, column in enumerate(columns):
         made.add_column(column, justify="right" if right and k else "left", overflow="fold")
@@ -28,49 +25,55 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: bool = F
     return made
 
 
-def accuracy_table(summary: dict[str, Any]) -> Table:
-    best, chosen = summary["best"] or {}, summary["chosen"] or {}
-    outer = [name for name in summary if name.startswith("team") and name not in ("team", "teams")]
-    rows = [
-        (
-            name, score(summary[name]), at_round(best.get(name)), at_round(chosen.get(name)),
-            score(summary[name], "_worst_decile"),
-        )
-        for name in ("personal", *outer, "team", "global")
-    ]  # fmt: skip
-    columns = ("test accuracy", "last", "best", "chosen on validation", "worst decile")
-    return table(columns, rows, right=True)
-
-
-def models_table(models: dict[str, Any]) -> Table:
-    """Several models on one pool: a line for each, test and training accuracy."""
-    kinds = [kind for kind in KINDS if any(each[kind] for each in models.values())]
-    rows = [
-        (
-            name, each["algorithm"], f"{each['parameters']:,}",
-            *(text for kind in kinds for text in (score(each[kind]), score(each["train"].get(kind)))),
-        )
-        for name, each in models.items()
-    ]  # fmt: skip
-    columns = ("model", "method", "parameters", *(c for kind in kinds for c in (f"{kind}: test", "train")))
-    return table(columns, rows, right=True)
-
-
-def gain_table(found: dict[str, Any]) -> Table:
-    """A line a seed, and their mean with its interval."""
-    rows = [
-        (f"seed {seed}", "not reached" if rounds is None else str(rounds), number(found["gains"].get(seed)))
-        for seed, rounds in found["rounds"].items()
-    ]
-    low, high = found["interval"] or (None, None)
-    spread = "" if low is None else f" ({number(low)} to {number(high)})"
-    rows.append(("mean", "", f"{number(found['mean'])}{spread}"))
-    columns = (f"{found['models']} models, T1 = {found['single']}", "TM", "gain (95 % interval)")
-    return table(columns, rows, right=True)
+def line(console: Console, text: str, style: str | None = None) -> None:
+    """Plain text, never broken into lines or coloured by its content."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
+
+
+# -- the result of a run ------------------------------------------------------------------------------
+
+
+def result_table(summary: dict[str, Any], metric: MetricInfo) -> Table:
+    """The leading metric of each kind of model: last, best and chosen round, worst tenth of the devices."""
+    best, chosen = summary["best"] or {}, summary["chosen"] or {}
+    outer = [name for name in summary if name.startswith("team") and name not in ("team", "teams")]
+    rows = []
+    for name in ("personal", *outer, "team", "global"):
+        rounds = [at_round(found.get(name), metric) for found in (best, chosen)]
+        rows.append((name, score(summary[name], metric), *rounds, score(summary[name], metric, "_worst_decile")))
+    columns = (f"test {metric.name}", "last", "best", "chosen on validation", "worst decile")
+    return table(columns, rows, right=True)
+
+
+def at_round(figures: dict[str, Any] | None, metric: MetricInfo) -> str:
+    return f"{score(figures, metric)} (round {figures['round']})" if figures else "-"
+
+
+def other_metrics_table(summary: dict[str, Any], metrics: Sequence[MetricInfo]) -> Table:
+    """The other metrics in the last round, and on how many devices they are undefined."""
+    kinds = [kind for kind in KINDS if summary[kind]]
+    rows = []
+    for metric in metrics:
+        undefined = max((summary[kind].get(f"{metric.name}_undefined", 0) for kind in kinds), default=0)
+        note = f"undefined on {undefined} devices" if undefined else ""
+        rows.append((metric.name, *(score(summary[kind], metric) for kind in kinds), note))
+    columns = ("test, last round", *kinds, "")
+    return table(columns, rows, right=True)
+
+
+def models_table(models: dict[str, Any], metric: MetricInfo) -> Table:
+    """Several models on the same devices: one line per model, the metric on test and training samples."""
+    kinds = [kind for kind in KINDS if any(each[kind] for each in models.values())]
+    rows = []
+    for name, each in models.items():
+        figures = [found for kind in kinds for found in (each[kind], each["train"].get(kind))]
+        rows.append((name, each["algorithm"], f"{each['parameters']:,}", *(score(f, metric) for f in figures)))
+    columns = ("model", "method", "parameters", *(c for kind in kinds for c in (f"{kind}: test", "train")))
+    return table(columns, rows, right=True)
 
 
 def traffic_table(summary: dict[str, Any]) -> Table:
@@ -78,13 +81,8 @@ def traffic_table(summary: dict[str, Any]) -> Table:
     return table(("traffic", "down", "up"), rows, right=True)
 
 
-def line(console: Console, text: str, style: str | None = None) -> None:
-    """Plain text, never broken or coloured by what it holds."""
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
-
 def title(config: dict[str, Any]) -> str:
-    """What was run on what."""
+    """The method, the data and the model."""
     models = config.get("models")
     if not models:
         return f"{config['algorithm']} on {config['data']} with {config['model']}"
@@ -97,8 +95,12 @@ def print_summary(console: Console, config: dict[str, Any], summary: dict[str, A
     line(console, f"{title(config)}, seed {summary['seed']}", style="bold")
     who = f"{summary['devices']} devices{teams}"
     line(console, f"{who}, {summary['parameters']:,} parameters, {summary['rounds']} rounds\n")
+    metric, *others = RunRecord(folder).metrics
     models = summary.get("models")
-    console.print(models_table(models) if models else accuracy_table(summary))
+    console.print(models_table(models, metric) if models else result_table(summary, metric))
+    if others or any((summary[kind] or {}).get(f"{metric.name}_undefined") for kind in KINDS):
+        console.print()
+        console.print(other_metrics_table(summary, [metric, *others]))
     console.print()
     console.print(traffic_table(summary))
     console.print()
@@ -113,21 +115,36 @@ def print_summary(console: Console, config: dict[str, Any], summary: dict[str, A
     line(console, f"run folder: {folder}")
 
 
-def print_until(console: Console, history: list[dict[str, Any]], accuracy: float) -> None:
-    """By model, the bytes that were sent until its accuracy was reached."""
-    rows = []
-    for model in (m for m in KINDS if any("accuracy" in r.get(m, {}).get("test", {}) for r in history)):
-        found = bytes_until(history, accuracy, model)
+def print_until(console: Console, run: RunRecord, level: float) -> None:
+    """For each kind of model, the bytes that were sent until the leading metric reached a level."""
+    rows, metric = [], run.metric
+    for model in (m for m in KINDS if any(metric.name in r.get(m, {}).get("test", {}) for r in run.history)):
+        found = bytes_until(run.history, level, model, metric=metric)
         rows.append((model, "never", "-") if found is None else (model, f"round {found[0]}", size(found[1])))
-    console.print(table((f"until {100 * accuracy:g} % test accuracy", "reached in", "bytes"), rows, right=True))
+    columns = (f"until {metric.short(level)} test {metric.name}", "reached in", "bytes")
+    console.print(table(columns, rows, right=True))
 
 
-def print_unfinished(console: Console, config: dict[str, Any], history: list[dict[str, Any]], folder: Path) -> None:
+def print_unfinished(console: Console, run: RunRecord) -> None:
     """How far a run has come that has no results yet."""
-    done = history[-1]["round"] if history else 0
-    line(console, f"{title(config)}: round {done} of {config['rounds']}", style="bold")
-    judged = [record for record in history if any(model in record for model in KINDS)]
-    if judged:
-        rows = [(m, score(judged[-1][m].get("test"))) for m in KINDS if m in judged[-1]]
-        console.print(table(("test accuracy", f"round {judged[-1]['round']}"), rows, right=True))
-    line(console, f"no results yet; go on with: polytier resume {folder}")
+    line(console, f"{title(run.config)}: round {run.rounds} of {run.wanted}", style="bold")
+    if run.last:
+        rows = [(m, score(run.last[m].get("test"), run.metric)) for m in KINDS if m in run.last]
+        console.print(table((f"test {run.metric.name}", f"round {run.last['round']}"), rows, right=True))
+    line(console, f"no results yet; go on with: polytier resume {run.folder}")
+
+
+# -- the gain of training several models together -----------------------------------------------------
+
+
+def gain_table(found: dict[str, Any]) -> Table:
+    """One line per seed, and their mean with its interval."""
+    rows = [
+        (f"seed {seed}", "not reached" if rounds is None else str(rounds), number(found["gains"].get(seed)))
+        for seed, rounds in found["rounds"].items()
+    ]
+    low, high = found["interval"] or (None, None)
+    spread = "" if low is None else f" ({number(low)} to {number(high)})"
+    rows.append(("mean", "", f"{number(found['mean'])}{spread}"))
+    columns = (f"{found['models']} models, T1 = {found['single']}", "TM", "gain (95 % interval)")
+    return table(columns, rows, right=True)

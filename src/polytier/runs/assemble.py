@@ -30,7 +30,7 @@ from polytier.method.context import Context
 from polytier.method.memory import Memory
 from polytier.method.node import Children
 from polytier.models.losses import Loss, default_loss
-from polytier.models.metrics import correct
+from polytier.models.metrics import Asked, Metric, resolve_metrics
 from polytier.models.zoo import checked, make_model
 from polytier.runs.make_data import make_data, make_topology
 from polytier.runs.methods import (
@@ -39,6 +39,7 @@ from polytier.runs.methods import (
     method_of,
 )
 from polytier.runs.model_specs import RULES, OneOrEach, completed, given_specs, model_specs, one_each, own_fields
+from polytier.runs.sample_check import try_loss_and_metrics
 from polytier.runs.spec import RunSpec, read_teams
 from polytier.stack.objective import BATCHINGS, Objective, choose_batching
 from polytier.tree.participation import Participation
@@ -99,7 +100,7 @@ def assemble(
     model: OneOrEach[nn.Module | None] | None = None,
     topology: Topology | None = None,
     loss: OneOrEach[Loss | None] | None = None,
-    metrics: Any = None,
+    metrics: Asked = None,
     participation: tuple[Any, Any] = (None, None),
     inner_tile: int | None = None,
     objectives: Objectives | None = None,
@@ -112,9 +113,10 @@ def assemble(
         federation: The devices' data; of several models, for all of them or by name.
         model: A module, likewise.
         topology: The tree; by default the teams of the federation, or a flat tree if it has none.
-        loss: A function (outputs, targets) -> one value per sample; by default cross-entropy for classes, half the
-            squared error otherwise.
-        metrics: Functions (outputs, targets) -> one value per sample, by name.
+        loss: A function (outputs, targets) -> one value per sample, or the mean over the samples; by default
+            cross-entropy for classes, half the squared error otherwise.
+        metrics: Names and `Metric` objects, or a mapping from names to functions (outputs, targets) -> one value per
+            sample; the first one leads.
         participation: Rules for teams and devices.
         inner_tile: Teams computed at once.
         objectives: Kept from one call to the next, it spares tracing the same graphs again.
@@ -201,7 +203,7 @@ def make_context(
     *,
     module: nn.Module | None,
     loss: Loss | None,
-    metrics: Any,
+    metrics: Asked,
     hold: int,
     objectives: Objectives,
 ) -> Context:
@@ -213,11 +215,14 @@ def make_context(
     if algorithm.tiers == 2 and topology.num_tiers > 2:
         topology = topology.flat()
     classes = federation.num_classes is not None
+    judged = resolve_metrics(metrics, classes)
     alike = ("model", "seed", "l2", "batch_size", "dtype", "on")
     key = (*map(Identity.of, (federation, module, loss)), *(getattr(spec, name) for name in alike))
     if (*key, spec.batching) not in objectives:
         made = module or make_model(spec.model, tuple(federation.x.shape[1:]), federation.num_classes, spec.seed)
-        objective = make_objective(spec, made, loss or default_loss(made, classes), federation)
+        plain = type(algorithm).predict is Algorithm.predict  # its predictions are the outputs of the model
+        tried = judged if plain and (loss is not None or metrics is not None) else None
+        objective = make_objective(spec, made, loss or default_loss(made, classes), federation, tried)
         objectives[*key, spec.batching] = objectives[*key, objective.batching] = made, objective
     module, objective = objectives[*key, spec.batching]
     batches = Batches(federation, spec.seed, objective.dtype, spec.on, bool(objective.dropouts))
@@ -233,7 +238,7 @@ def make_context(
         seed=spec.seed,
         batch_size=spec.batch_size,
         absent=spec.absent,
-        metrics=metrics if metrics is not None else {"accuracy": correct} if classes else {},
+        metrics=judged,
         ledger=Ledger(topology),
         name=name,
         hold=hold,
@@ -241,8 +246,13 @@ def make_context(
     )
 
 
-def make_objective(spec: RunSpec, module: nn.Module, loss: Loss, federation: Federation) -> Objective:
-    """The objective of every device, and how its stacks are computed: as given, or found by a check."""
+def make_objective(
+    spec: RunSpec, module: nn.Module, loss: Loss, federation: Federation, tried: Sequence[Metric] | None
+) -> Objective:
+    """The objective of every device, and how its stacks are computed: as given, or found by a check.
+
+    A loss or metrics of the user (`tried`) are first tried on a few samples.
+    """
     objective = Objective(
         checked(type(module).__name__, module),
         loss,
@@ -251,8 +261,10 @@ def make_objective(spec: RunSpec, module: nn.Module, loss: Loss, federation: Fed
         device=spec.on,
         batching=spec.batching or "stacked",
     )
+    batches = Batches(federation, spec.seed, objective.dtype, spec.on, bool(objective.dropouts))
+    if tried is not None:
+        try_loss_and_metrics(objective, batches, tried)
     if spec.batching is None:
-        batches = Batches(federation, spec.seed, objective.dtype, spec.on, bool(objective.dropouts))
         few = torch.arange(min(8, len(federation)))
         size = spec.batch_size if isinstance(spec.batch_size, int) else 32
         choose_batching(objective, batches.walk(few, 0, 0, size).next(), spec.seed)

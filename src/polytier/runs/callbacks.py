@@ -17,6 +17,7 @@ from polytier._text import size
 from polytier.method import mapped_memory
 from polytier.method.call import Diverged
 from polytier.runs import checkpoint
+from polytier.runs.evaluate import metrics_of
 from polytier.runs.folder import claim, json_line, write_end, write_start, write_state, write_text
 from polytier.runs.loop import PATIENCE, Callback, Loop
 from polytier.runs.read import DIVERGED, DONE, RUNNING, STOPPED, score
@@ -135,9 +136,10 @@ class Progress(Callback):
     def on_round(self, loop: Loop, record: dict[str, Any]) -> None:
         if self._bar is None:
             return
-        parts = [f"{m} {score(record[m].get('test'))}" for m in ("personal", "global") if m in record]
+        metric = metrics_of(loop.context)[0]
+        parts = [f"{m} {score(record[m].get('test'), metric)}" for m in ("personal", "global") if m in record]
         total = sum(sum(ways.values()) for ways in loop.ledger.total().values())
-        fields = {"shown": "  ".join([*parts, size(total)])} if parts else {}
+        fields = {"shown": "  ".join([metric.name, *parts, size(total)])} if parts else {}
         self._bar.update(self._bar.task_ids[0], completed=loop.round, **fields)
 
     def close(self) -> None:
@@ -146,7 +148,7 @@ class Progress(Callback):
 
 
 def figures(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """The numbers of a round, by names such as personal/test/accuracy."""
+    """The numbers of a round, by names such as personal/test/loss."""
     for key, value in record.items():
         if isinstance(value, dict):
             yield from ((f"{key}/{name}", v) for name, v in figures(value))

@@ -7,8 +7,9 @@ global   | the server's model
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,50 +21,68 @@ from polytier.method.algorithm import Algorithm
 from polytier.method.call import Call, Clock
 from polytier.method.context import Context
 from polytier.method.node import LocalProblem
+from polytier.models.metrics import LOSS, Metric
 from polytier.stack.rows import Rows, as_dict, cat_rows
 
 PUBLISHED = "published."
 CHUNK = 128  # samples of a device that are put through the model at once
+HELD = 16 << 20  # bytes of outputs that are held for metrics per device; more only if one device has more
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Sums over each device's samples, devices in the topology's order.
+    """What the devices answered, devices in the topology's order.
 
-    counts[split] [n]; sums[model, split][metric] [n], with "loss" among the metrics
+    counts[split]               | [n] samples
+    sums[model, split][metric]  | [n] sums over each device's samples: the loss and the metrics per sample
+    values[model, split][metric]| [n] the metrics per device; NaN where a metric is undefined
+    metrics                     | the leading one first
     """
 
     counts: dict[str, np.ndarray]
     sums: dict[tuple[str, str], dict[str, np.ndarray]]
+    values: dict[tuple[str, str], dict[str, np.ndarray]] = field(default_factory=dict)
+    metrics: tuple[Metric, ...] = ()
 
     @property
     def models(self) -> list[str]:
         return list(dict.fromkeys(model for model, _ in self.sums))
 
+    @property
+    def measured(self) -> tuple[Metric, ...]:
+        """The loss, which is always there, and the metrics."""
+        return (LOSS, *(metric for metric in self.metrics if metric.name != LOSS.name))
+
     def by_device(self, model: str, split: str, metric: str) -> np.ndarray:
-        """[n] the mean over each device's samples; NaN for a device that has none in this split."""
+        """[n] each device's value; NaN for a device that has no samples in this split, or where it is undefined."""
         count = self.counts[split]
         if (model, split) not in self.sums:
             return np.full(len(count), np.nan)
-        return np.where(count > 0, self.sums[model, split][metric] / np.maximum(count, 1), np.nan)
+        known = next(each for each in self.measured if each.name == metric)
+        if known.per == "device":
+            return np.where(count > 0, self.values[model, split][metric], np.nan)
+        sums = self.sums[model, split][summed(known)]
+        return known.finished(np.where(count > 0, sums / np.maximum(count, 1), np.nan))
 
     def summary(self, model: str, split: str = "test") -> dict[str, float | None]:
-        """Mean over devices, deviation, mean of the worst tenth of the devices, mean over all samples."""
+        """The figures of a model: the mean loss, and of each metric its mean over devices and more (`figures_of`)."""
         if (model, split) not in self.sums:
             return {}
         result: dict[str, float | None] = {}
-        count = self.counts[split]
-        for metric, sums in self.sums[model, split].items():
-            values = self.by_device(model, split, metric)
-            values = np.sort(values[~np.isnan(values)])
-            if not len(values):
-                continue
-            result[metric] = float(values.mean())
-            if metric != "loss":
-                tenth = max(1, round(0.1 * len(values)))
-                result[f"{metric}_std"] = float(values.std())
-                result[f"{metric}_worst_decile"] = float(values[:tenth].mean())
-                result[f"{metric}_pooled"] = float(sums.sum() / count.sum())
+        for metric in self.measured:
+            values = self.by_device(model, split, metric.name)
+            there = np.sort(values[~np.isnan(values)])
+            undefined = int((self.counts[split] > 0).sum()) - len(there) if metric.per == "device" else 0
+            if metric is LOSS and len(there):
+                result[metric.name] = float(there.mean())
+            elif len(there):
+                result |= figures_of(metric, there)
+                if metric.per != "device":  # one number per device does not tell what all samples together would give
+                    total = self.sums[model, split][summed(metric)].sum() / self.counts[split].sum()
+                    result[f"{metric.name}_pooled"] = float(metric.finished(total))
+            if undefined:
+                result.setdefault(metric.name, None)
+                result[f"{metric.name}_undefined"] = undefined
         return result
 
     def figures(self) -> dict[str, Any]:
@@ -74,6 +93,29 @@ class Evaluation:
         return result
 
 
+def figures_of(metric: Metric, values: np.ndarray) -> dict[str, float | None]:
+    """Mean over the devices, standard deviation and mean of the worst tenth; `values` are sorted, the lowest first."""
+    tenth = max(1, round(0.1 * len(values)))
+    worst = values[:tenth] if metric.better == "higher" else values[::-1][:tenth]
+    return {
+        metric.name: float(values.mean()),
+        f"{metric.name}_std": float(values.std()),
+        f"{metric.name}_worst_decile": float(worst.mean()),
+    }
+
+
+def summed(metric: Metric) -> str:
+    """Under which name the sums of a metric are held: a metric of the loss needs none of its own."""
+    return LOSS.name if metric.per == "loss" else metric.name
+
+
+def metrics_of(context: Context) -> tuple[Metric, ...]:
+    """The metrics of a run, the leading one first; of several models those that all have, or else the loss."""
+    first, *others = [part.metrics for part in context.parts]
+    shared = tuple(m for m in first if all(m.name in {metric.name for metric in each} for each in others))
+    return shared or (LOSS,)
+
+
 def personal(algorithm: Algorithm, rows: dict[str, Tensor], local: LocalProblem) -> dict[str, Tensor]:
     """Runs at the devices: their own models as the field "", or nothing if the method has none."""
     published = {k.removeprefix(PUBLISHED): v for k, v in rows.items() if k.startswith(PUBLISHED)}
@@ -82,14 +124,20 @@ def personal(algorithm: Algorithm, rows: dict[str, Tensor], local: LocalProblem)
 
 
 def measure(algorithm: Algorithm, rows: dict[str, Tensor], local: LocalProblem) -> Rows:
-    """Runs at the devices: the sums of loss and metrics of every model on every split, [n, metrics]."""
+    """Runs at the devices: what `columns` names, of every model on every split, [n, columns]."""
     models = {k: v for k, v in rows.items() if not k.startswith(PUBLISHED)}
     models = {**{f"personal{k}": v for k, v in personal(algorithm, rows, local).items()}, **models}
     measured = {}
     for split in present_splits(local._context):
-        for name, sums in measure_split(algorithm, models, split, local).items():
-            measured[f"{name}.{split}"] = sums
+        for name, answer in measure_split(algorithm, models, split, local).items():
+            measured[f"{name}.{split}"] = answer
     return measured
+
+
+def columns(metrics: Sequence[Metric]) -> list[tuple[str, str]]:
+    """What a device answers, (kind, metric): sums over samples; then the value of a metric, and 1 if it is defined."""
+    summed_up = [("sum", LOSS.name), *(("sum", metric.name) for metric in metrics if metric.per == "sample")]
+    return summed_up + [(kind, m.name) for m in metrics if m.per == "device" for kind in ("value", "defined")]
 
 
 def present_splits(context: Context) -> list[str]:
@@ -100,9 +148,43 @@ def present_splits(context: Context) -> list[str]:
 def measure_split(
     algorithm: Algorithm, models: dict[str, Tensor], split: str, local: LocalProblem
 ) -> dict[str, Tensor]:
-    """[n, metrics] for each model; a chunk of samples is read once for all of them."""
+    """[n, columns] for each model.
+
+    Sums are taken of all these devices at once, and a chunk of samples is read once for all models. For a metric per
+    device the outputs of all samples are held: of one model at a time, and of no more devices than `devices_at_once`.
+    """
+    if not any(metric.per == "device" for metric in local._context.metrics):
+        return measure_rows(algorithm, models, split, local)
+    answers: dict[str, list[Tensor]] = {name: [] for name in models}
+    for name, model in models.items():
+        size = devices_at_once(algorithm, model, split, local)
+        for start in range(0, len(local.ids), size):
+            part = slice(start, start + size)
+            some = LocalProblem(local._context, local.tier, local.ids[part], local.clock, quiet=True)
+            answers[name].append(measure_rows(algorithm, {name: model[part]}, split, some)[name])
+    return {name: torch.cat(rows) for name, rows in answers.items()}
+
+
+def devices_at_once(algorithm: Algorithm, model: Tensor, split: str, local: LocalProblem) -> int:
+    """How many devices' outputs fit into HELD bytes, at least one; tried with one sample of the largest device."""
+    start, end = (b[local.rows] for b in local._context.batches.federation.span(split))
+    largest = int((end - start).argmax())
+    samples = int((end - start)[largest])
+    if not samples:
+        return len(local.ids)
+    alone = LocalProblem(local._context, local.tier, local.ids[largest : largest + 1], local.clock, quiet=True)
+    (group,) = local._context.batches.whole(alone.rows, split, 1).groups
+    outputs = algorithm.predict(model[largest : largest + 1], alone, group.x)
+    return max(1, HELD // (samples * outputs.numel() * outputs.element_size()))
+
+
+def measure_rows(algorithm: Algorithm, models: dict[str, Tensor], split: str, local: LocalProblem) -> dict[str, Tensor]:
+    """[n, columns] for each model, all devices at once."""
     context = local._context
-    total = {name: torch.zeros(len(local.ids), 1 + len(context.metrics), dtype=torch.float64) for name in models}
+    sampled = [metric for metric in context.metrics if metric.per == "sample"]
+    of_device = [metric for metric in context.metrics if metric.per == "device"]
+    total = {name: torch.zeros(len(local.ids), 1 + len(sampled), dtype=torch.float64) for name in models}
+    held = {name: [Held() for _ in local.ids] if of_device else [] for name in models}
     start, end = (b[local.rows] for b in context.batches.federation.span(split))
     for part in range(-(-int((end - start).max()) // CHUNK)):
         for group in context.batches.whole(local.rows, split, CHUNK, part).groups:
@@ -111,11 +193,38 @@ def measure_split(
             for name, model in models.items():
                 outputs = algorithm.predict(model[group.rows], some, group.x)
                 flat = outputs.flatten(0, 1)
-                values = [f(flat, targets).reshape(inside.shape) for f in context.metrics.values()]
+                values = [metric(flat, targets).reshape(inside.shape) for metric in sampled]
                 losses = context.objective.sample_losses(outputs, group.y)
                 sums = [torch.where(inside, v, 0).double().sum(1) for v in (losses, *values)]
                 total[name][group.rows] += torch.stack(sums, 1).cpu()
+                for k, place in enumerate(torch.arange(len(local.ids))[group.rows].tolist() if of_device else ()):
+                    held[name][place].add(outputs[k][inside[k]], group.y[k][inside[k]])
+    if of_device:
+        values_of = {name: [each.values(of_device) for each in devices] for name, devices in held.items()}
+        return {name: torch.cat([sums, torch.stack(values_of[name])], 1) for name, sums in total.items()}
     return total
+
+
+class Held:
+    """All outputs and targets of one device, for the metrics per device."""
+
+    def __init__(self) -> None:
+        self.outputs: list[np.ndarray] = []
+        self.targets: list[np.ndarray] = []
+
+    def add(self, outputs: Tensor, targets: Tensor) -> None:
+        self.outputs.append(outputs.cpu().numpy())
+        self.targets.append(targets.cpu().numpy())
+
+    def values(self, metrics: Sequence[Metric]) -> Tensor:
+        """[2 * metrics] the value of each metric, and 1 if it is defined; 0 and 0 if it is not."""
+        if not self.outputs:
+            return torch.zeros(2 * len(metrics), dtype=torch.float64)
+        outputs, targets = np.concatenate(self.outputs), np.concatenate(self.targets)
+        found: list[float] = []
+        for value in (metric(outputs, targets) for metric in metrics):
+            found += [0.0, 0.0] if value is None or not math.isfinite(value) else [float(value), 1.0]
+        return torch.tensor(found, dtype=torch.float64)
 
 
 def ask_devices(context: Context, state: Rows, round_: int, program: Any) -> Iterator[dict[str, Tensor]]:
@@ -129,15 +238,21 @@ def ask_devices(context: Context, state: Rows, round_: int, program: Any) -> Ite
 
 def evaluate(context: Context, state: Rows, round_: int) -> Evaluation:
     """Judge all models of a run at all devices."""
-    names = ["loss", *context.metrics]
     sums: dict[tuple[str, str], dict[str, np.ndarray]] = {}
+    values: dict[tuple[str, str], dict[str, np.ndarray]] = {}
     measured = as_dict(cat_rows(list(ask_devices(context, state, round_, measure))))
-    for key, value in measured.items():
+    for key, answer in measured.items():
         model, split = key.rsplit(".", 1)
-        sums[model, split] = {name: value[:, k].numpy() for k, name in enumerate(names)}
+        found = {column: answer[:, k].numpy() for k, column in enumerate(columns(context.metrics))}
+        sums[model, split] = {name: column for (kind, name), column in found.items() if kind == "sum"}
+        values[model, split] = {
+            name: np.where(found["defined", name] > 0, column, np.nan)
+            for (kind, name), column in found.items()
+            if kind == "value"
+        }
     bounds = context.batches.federation.bounds[context.topology.order]
     counts = {s: (bounds[:, k + 1] - bounds[:, k]).numpy() for k, s in enumerate(SPLITS)}
-    return Evaluation(counts, sums)
+    return Evaluation(counts, sums, values, context.metrics)
 
 
 def personal_models(context: Context, state: Rows, round_: int) -> Tensor | None:

@@ -3,7 +3,7 @@
 config.toml      resolved configuration and versions; `polytier run` repeats the run from it
 metrics.jsonl    a line a round
 summary.json     the result in numbers; written last, so that it is there only if all the rest is
-devices.csv      a line a device: samples, labels, accuracy of each model
+devices.csv      one line per device: samples, labels, the metrics of each model
 topology.json    the tree
 traffic.csv      bytes by round, link and direction
 collaboration.npz  who listened to whom, over time, if the method learned that

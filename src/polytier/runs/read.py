@@ -1,21 +1,270 @@
-"""Reading a run folder; needs no torch."""
+"""A run folder as others see it: `RunRecord`. This is the only code that reads its files; it needs no torch.
+
+A folder of version 0.1 does not say by which metric the run is judged: it is accuracy if there is any, else the loss.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
 import tomllib
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
+
+from polytier.models.metrics import ACCURACY, LOSS, MetricInfo, describe
 
 FORMAT = 2  # of a run folder; folders without state.json are of format 1 (version 0.1)
 STATE = "state.json"
 STATES = RUNNING, DONE, STOPPED, DIVERGED = "running", "done", "stopped", "diverged"
 KINDS = ("personal", "team", "global")  # whose models a run may hold
+JUDGES = ("personal", "global", "team")  # the first of these models that a method has is the one it is judged by
+
+Record = dict[str, Any]
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+@dataclass(frozen=True, eq=False)
+class RunRecord:
+    """A run folder. Each file is read when it is first asked for.
+
+    Args:
+        folder: The run folder; the run may still be going on.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     text = '{"round": 1, "bytes": {}, "global": {"test": {"loss": 0.5, "accuracy": 0.8}}}'
+        ...     _ = (Path(folder) / "metrics.jsonl").write_text(text)
+        ...     record = RunRecord(Path(folder))
+        ...     record.rounds, record.metric.name, record.metric.text(record.value(record.history[0]["global"]["test"]))
+        (1, 'accuracy', '80.00 %')
+    """
+
+    folder: Path
+
+    # -- files ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def config(self) -> Record:
+        """config.toml: the settings of the run, and the versions it was made with."""
+        return read_config(self.folder)
+
+    @cached_property
+    def summary(self) -> Record | None:
+        """summary.json: the results; None if the run has not come to its end."""
+        return read_summary(self.folder)
+
+    @cached_property
+    def _rounds(self) -> tuple[list[Record], bool]:
+        return read_rounds(self.folder)
+
+    @property
+    def history(self) -> list[Record]:
+        """metrics.jsonl: one record per round."""
+        return self._rounds[0]
+
+    @property
+    def whole(self) -> bool:
+        """Whether every line of metrics.jsonl could be read."""
+        return self._rounds[1]
+
+    @cached_property
+    def devices(self) -> dict[str, list[str]]:
+        """The columns of devices.csv; empty until the run has come to its end."""
+        there = self.summary is not None or (self.folder / "devices.csv").exists()
+        return read_devices(self.folder) if there else {}
+
+    @cached_property
+    def tiers(self) -> list[Record]:
+        """topology.json: for each tier its name, the nodes' ids and their parents, the server first."""
+        path = self.folder / "topology.json"
+        return read_json(path)["tiers"] if path.exists() else []
+
+    @cached_property
+    def state(self) -> Record:
+        """state.json: whether the run is running, done, stopped or diverged, and why."""
+        return read_state(self.folder)
+
+    # -- what they say -------------------------------------------------------------------------------
+
+    @property
+    def seed(self) -> int:
+        return self.config.get("seed", 0)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that are done."""
+        return self.history[-1]["round"] if self.history else 0
+
+    @property
+    def wanted(self) -> int:
+        """Rounds that were asked for."""
+        return self.config.get("rounds", 0)
+
+    @property
+    def finished(self) -> bool:
+        return self.summary is not None and self.summary["rounds"] >= self.wanted
+
+    @cached_property
+    def metrics(self) -> tuple[MetricInfo, ...]:
+        """The metrics of the run, the leading one first."""
+        if self.summary and self.summary.get("metrics"):
+            return tuple(map(describe, self.summary["metrics"]))
+        config = self.config if (self.folder / "config.toml").is_file() else {}
+        return asked_in(config) or (ACCURACY if has_accuracy(self.summary) else leading(self.history),)
+
+    @property
+    def metric(self) -> MetricInfo:
+        """The leading metric: what best rounds, tables, charts and comparisons go by."""
+        return self.metrics[0]
+
+    @property
+    def judge(self) -> str:
+        """The kind of model that the method is judged by, from its results or the last evaluated round."""
+        return judge_of(self.summary or self.last)
+
+    @property
+    def last(self) -> Record:
+        """The record of the last evaluated round; empty if there is none."""
+        return next((r for r in reversed(self.history) if any(kind in r for kind in KINDS)), {})
+
+    def value(self, figures: Mapping[str, Any] | None, suffix: str = "") -> float | None:
+        """The leading metric among the figures of a model.
+
+        Args:
+            figures: Of one model on one split.
+            suffix: "", "_std", "_worst_decile" or "_pooled".
+        """
+        return (figures or {}).get(f"{self.metric.name}{suffix}")
+
+    def by_device(self, kind: str | None = None, metric: MetricInfo | None = None) -> dict[str, float]:
+        """The test value of every device that has one, by its id; the mean of several models.
+
+        Args:
+            kind: "personal", "team" or "global"; by default the one that the method is judged by.
+            metric: By default the leading one.
+        """
+        ending = f"_{kind or self.judge}_{(metric or self.metric).name}"
+        own = [values for name, values in self.devices.items() if f"_{name}".endswith(ending)]
+        rows = ([float(value) for value in row if value] for row in zip(*own, strict=True))
+        ids = self.devices["id"] if own else []
+        return {name: fmean(values) for name, values in zip(ids, rows, strict=True) if values}
+
+    def traffic(self) -> dict[str, dict[str, int]]:
+        """Bytes by link and direction, of all rounds."""
+        if self.summary is not None and self.finished:
+            return self.summary["traffic"]
+        total: dict[str, dict[str, int]] = {}
+        for record in self.history:
+            for link, ways in record["bytes"].items():
+                sums = total.setdefault(link, dict.fromkeys(ways, 0))
+                for way, amount in ways.items():
+                    sums[way] += amount
+        return total
+
+
+# -- metrics ------------------------------------------------------------------------------------------
+
+
+def asked_in(config: Mapping[str, Any]) -> tuple[MetricInfo, ...]:
+    """The metrics that the configuration of a run names; empty if it names none."""
+    asked = config.get("metrics") or config.get("metric") or ()
+    entries = asked.split(",") if isinstance(asked, str) else asked
+    return tuple(describe(entry) for entry in entries)
+
+
+def leading(history: Sequence[Record]) -> MetricInfo:
+    """The metric that leads where a run does not say it: accuracy if there is any, else the loss."""
+    return ACCURACY if any(has_accuracy(own) for record in history for own in record.values()) else LOSS
+
+
+def has_accuracy(figures: Any) -> bool:
+    """Whether there is one among the figures of several models or splits."""
+    return isinstance(figures, dict) and any(isinstance(own, dict) and ACCURACY.name in own for own in figures.values())
+
+
+def shared_metric(records: Sequence[RunRecord]) -> MetricInfo:
+    """The first metric of the first run that all of these runs have; the loss if there is none.
+
+    Runs without any evaluated round are left out.
+    """
+    first, *others = [record.metrics for record in records if record.summary or record.last] or [(LOSS,)]
+    names = [{metric.name for metric in metrics} for metrics in others]
+    return next((metric for metric in first if all(metric.name in each for each in names)), LOSS)
+
+
+def judge_of(figures: Mapping[str, Any]) -> str:
+    """The kind of model that a method is judged by, given the figures of those it has."""
+    return next((kind for kind in JUDGES if figures.get(kind)), JUDGES[0])
+
+
+def score(figures: Mapping[str, Any] | None, metric: MetricInfo, suffix: str = "") -> str:
+    """The value of a metric as people read it, from the figures of one model.
+
+    Args:
+        figures: Of one model on one split; None if there are none.
+        metric: Which one, mostly the leading one.
+        suffix: "", "_std", "_worst_decile" or "_pooled".
+
+    Example:
+        >>> score({"loss": 0.5, "accuracy": 0.8}, ACCURACY)
+        '80.00 %'
+        >>> score(None, ACCURACY)
+        '-'
+    """
+    return metric.text((figures or {}).get(f"{metric.name}{suffix}"))
+
+
+def bytes_until(
+    history: Sequence[Record],
+    level: float,
+    model: str = "personal",
+    link: str | None = None,
+    metric: MetricInfo | None = None,
+) -> tuple[int, int] | None:
+    """The first evaluated round in which a model's test value reaches a level, and the bytes sent until then.
+
+    Args:
+        history: One record per round.
+        level: The value to reach, as it is in the files (0.9, not 90 %), from below or above as the metric says.
+        model: "personal", "team" or "global".
+        link: Count one link only, such as "team-device"; by default all, both directions.
+        metric: By default the one that the history is judged by.
+
+    Returns:
+        Round and bytes; None if the level is never reached.
+    """
+    metric = metric or leading(history)
+    if metric.unit == "%" and not 0 <= level <= 1:
+        raise ValueError(f"{metric.name} is a fraction such as 0.9; got {level}")
+    figures = [
+        {
+            k: v["test"][metric.name]
+            for k, v in record.items()
+            if isinstance(v, dict) and metric.name in v.get("test", ())
+        }
+        for record in history
+    ]
+    models, links = sorted(set().union(*figures)), sorted(set().union(*(record["bytes"] for record in history)))
+    for what, name, there in (("model", model, models), ("link", link, links)):
+        if there and name is not None and name not in there:
+            raise ValueError(f"the history has no {what} {name!r}; there are {', '.join(there)}")
+    sent = 0
+    for record, found in zip(history, figures, strict=True):
+        sent += sum(sum(ways.values()) for name, ways in record["bytes"].items() if link in (None, name))
+        value = found.get(model)
+        if value is not None and metric.sign * value >= metric.sign * level:
+            return record["round"], sent
+    return None
+
+
+# -- files --------------------------------------------------------------------------------------------
+
+
+def read_config(folder: Path) -> Record:
     """The configuration of a run, with its versions."""
     path = folder / "config.toml"
     if not folder.is_dir():
@@ -35,7 +284,7 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path} cannot be read: {error}") from None
 
 
-def read_state(folder: Path) -> dict[str, Any]:
+def read_state(folder: Path) -> Record:
     """How a run stands: `state` (one of `STATES`), `reason`, `round`, `format`."""
     if (folder / STATE).exists():
         return read_json(folder / STATE)
@@ -44,19 +293,19 @@ def read_state(folder: Path) -> dict[str, Any]:
     return {"format": 1, "reason": "", **known}
 
 
-def read_summary(folder: Path) -> dict[str, Any] | None:
+def read_summary(folder: Path) -> Record | None:
     """The summary, or None if the run has not come to its end."""
     path = folder / "summary.json"
     return read_json(path) if path.exists() else None
 
 
-def read_history(folder: Path) -> list[dict[str, Any]]:
-    """A dict a round. A last line that a kill cut short is left out."""
+def read_history(folder: Path) -> list[Record]:
+    """One record per round. A last line that is cut short is left out."""
     return read_rounds(folder)[0]
 
 
-def read_rounds(folder: Path) -> tuple[list[dict[str, Any]], bool]:
-    """A dict a round, as far as lines can be read, and whether that is all there is."""
+def read_rounds(folder: Path) -> tuple[list[Record], bool]:
+    """One record per round, as far as lines can be read, and whether all of them could."""
     path, history = folder / "metrics.jsonl", []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         try:
@@ -70,7 +319,7 @@ def read_rounds(folder: Path) -> tuple[list[dict[str, Any]], bool]:
 
 
 def read_devices(folder: Path) -> dict[str, list[str]]:
-    """The columns of devices.csv; to be left as they are."""
+    """The columns of devices.csv; callers do not change them."""
     path = folder / "devices.csv"
     try:
         stat = path.stat()
@@ -81,44 +330,10 @@ def read_devices(folder: Path) -> dict[str, list[str]]:
 
 @lru_cache(64)
 def read_columns(path: Path, *version: int) -> dict[str, list[str]]:
-    """A table that has not changed is read once."""
+    """The columns of a CSV file; a file that has not changed is read once."""
     with path.open(newline="", encoding="utf-8") as file:
         names, *rows = csv.reader(file)
     if any(len(row) != len(names) for row in rows) or "id" not in names:
         raise ValueError("a line has too few or too many fields, or there is no column id")
     columns = map(list, zip(*rows, strict=True)) if rows else ([] for _ in names)
     return dict(zip(names, columns, strict=True))
-
-
-def bytes_until(
-    history: list[dict[str, Any]], accuracy: float, model: str = "personal", link: str | None = None
-) -> tuple[int, int] | None:
-    """The first evaluated round in which the model's test accuracy (a fraction) is reached, and the bytes until then.
-
-    On all links or one, both directions; None if it is never reached.
-    """
-    if not 0 <= accuracy <= 1:
-        raise ValueError(f"accuracy is a fraction such as 0.9; got {accuracy}")
-    figures = [
-        {k: v["test"]["accuracy"] for k, v in record.items() if isinstance(v, dict) and "accuracy" in v.get("test", ())}
-        for record in history
-    ]
-    models, links = sorted(set().union(*figures)), sorted(set().union(*(record["bytes"] for record in history)))
-    for what, name, there in (("model", model, models), ("link", link, links)):
-        if there and name is not None and name not in there:
-            raise ValueError(f"the history has no {what} {name!r}; there are {', '.join(there)}")
-    sent = 0
-    for record, found in zip(history, figures, strict=True):
-        sent += sum(sum(ways.values()) for name, ways in record["bytes"].items() if link in (None, name))
-        if found.get(model) is not None and found[model] >= accuracy:
-            return record["round"], sent
-    return None
-
-
-def score(figures: dict[str, Any] | None, what: str = "") -> str:
-    """Accuracy in percent; the loss where there is no accuracy. `what` is a suffix such as _worst_decile."""
-    if figures and figures.get(f"accuracy{what}") is not None:
-        return f"{100 * figures[f'accuracy{what}']:.2f} %"
-    if figures and not what and figures.get("loss") is not None:
-        return f"loss {figures['loss']:.4g}"
-    return "-"

@@ -9,6 +9,8 @@ import numpy as np
 
 from polytier.data.federation import SPLITS
 from polytier.messages.ledger import add_up
+from polytier.models.metrics import LOSS, MetricInfo
+from polytier.runs.evaluate import metrics_of
 from polytier.runs.methods import method_name
 from polytier.runs.read import KINDS
 from polytier.runs.run import Run
@@ -29,6 +31,7 @@ def summary(run: Run) -> dict[str, Any]:
         "device_steps": context.all_steps,
         "seconds": run.seconds,
         "device_steps_per_second": context.all_steps / run.seconds if run.seconds else None,
+        "metrics": [metric.as_dict() for metric in metrics_of(context)],
         **figures(run),
         "traffic": add_up(part.ledger.total() for part in run.parts),
         "devices": topology.size(topology.leaf),
@@ -45,11 +48,11 @@ def figures(run: Run) -> dict[str, Any]:
     judged = [record for record in run.history if any(kind in record for kind in KINDS)]
     last = judged[-1] if judged else {}
     teams = [name for name in run.context.topology.tier_names[1:-1] if name in last]  # outer tiers of teams
-    models = [*KINDS, *teams]
+    models, leading = [*KINDS, *teams], metrics_of(run.context)[0]
     return {
         **{model: last.get(model, {}).get("test") for model in models},
-        "best": best_of(judged, models, "test"),
-        "chosen": best_of(judged, models, "validation"),
+        "best": best_of(judged, models, "test", leading),
+        "chosen": best_of(judged, models, "validation", leading),
     }
 
 
@@ -59,6 +62,7 @@ def of_model(run: Run) -> dict[str, Any]:
     return {
         "algorithm": method_name(run.algorithm),
         "device_steps": run.context.device_steps,
+        "metrics": [metric.as_dict() for metric in run.context.metrics],
         **figures(run),
         "train": {kind: last[kind]["train"] for kind in KINDS if "train" in last.get(kind, {})},
         "traffic": run.ledger.total(),
@@ -83,16 +87,26 @@ def traffic(run: Run) -> Iterator[Sequence[Any]]:
             yield from ((number, link, way, amount) for way, amount in ways.items())
 
 
-def best_of(judged: list[dict[str, Any]], models: list[str], split: str) -> dict[str, Any] | None:
-    """Each model's test figures at the round that was best on `split`; None if there is no such split."""
+def best_of(judged: list[dict[str, Any]], models: list[str], split: str, metric: MetricInfo) -> dict[str, Any] | None:
+    """Each model's test figures at the round whose value of the metric on `split` was best.
+
+    Args:
+        judged: The records of evaluated rounds.
+        models: The kinds of models.
+        split: "test" for the best round, "validation" for the chosen one.
+        metric: The leading metric of the run.
+
+    Returns:
+        By model its figures and the round; None if no round has a value on that split.
+    """
     result: dict[str, Any] = {"round": None, **dict.fromkeys(models)}
     for model in models:
-        seen = [r for r in judged if r.get(model, {}).get(split) and "test" in r[model]]
+        figures = [(record, record.get(model, {})) for record in judged]
+        seen = [(r, own) for r, own in figures if own.get(split, {}).get(metric.name) is not None and "test" in own]
         if not seen:
             continue
-        # by accuracy; by the lowest loss where targets are no classes
-        found = max(seen, key=lambda r: r[model][split].get("accuracy", -r[model][split]["loss"]))
-        result[model] = {**found[model]["test"], "round": found["round"]}
+        found, own = max(seen, key=lambda pair: metric.sign * pair[1][split][metric.name])
+        result[model] = {**own["test"], "round": found["round"]}
         result["round"] = found["round"] if result["round"] is None else result["round"]
     return None if result["round"] is None else result
 
@@ -126,7 +140,7 @@ def device_columns(run: Run) -> Iterator[tuple[str, np.ndarray]]:
     yield from zip(SPLITS, split.T, strict=True)
     yield from ((f"label_{k}", counts) for k, counts in enumerate(federation.label_counts().T))
     for model in evaluation.models:
-        for metric in run.context.metrics:
+        for metric in (metric.name for metric in run.context.metrics if metric.name != LOSS.name):
             values = np.empty(len(order))
             values[order] = evaluation.by_device(model, "test", metric)
             yield f"{model}_{metric}", values

@@ -17,13 +17,13 @@ import torch
 
 from polytier._errors import unknown
 from polytier._terminal import say, wide_console
-from polytier.report.speeds import print_speeds
+from polytier.report.bench_table import print_speeds
 from polytier.runs.spec import versions
 from polytier.studies.bench_works import WORKS, HandWritten, Kernels, Work, floats, run_engine
 
 SECONDS = 1.0  # of one measurement, about
 
-Run = Callable[[int], Any]  # so many rounds
+Rounds = Callable[[int], Any]  # computes so many rounds
 
 
 def bench_works(names: Sequence[str], file: Path | None, repeat: int, workers: int | None) -> None:
@@ -61,7 +61,7 @@ def measure(work: Work, repeat: int, workers: int) -> dict[str, Any]:
     threads = torch.get_num_threads()
     x, y = work.data()
     federation, inputs, targets = work.federation(x, y), floats(x), torch.from_numpy(y)
-    runs: dict[str, Run] = {"loop": HandWritten(work, inputs, targets).run}
+    runs: dict[str, Rounds] = {"loop": HandWritten(work, inputs, targets).run}
     if work.has_kernels:
         runs["kernels"] = fastest(Kernels(work, inputs, targets)).run
     with ExitStack() as stack:
@@ -82,14 +82,14 @@ def measure(work: Work, repeat: int, workers: int) -> dict[str, Any]:
     }
 
 
-def timed(run: Run, rounds: int, threads: int) -> float:
+def timed(run: Rounds, rounds: int, threads: int) -> float:
     torch.set_num_threads(threads)
     started = time.perf_counter()
     run(rounds)
     return time.perf_counter() - started
 
 
-def calibrate(run: Run, threads: int) -> int:
+def calibrate(run: Rounds, threads: int) -> int:
     """How many rounds last long enough; by then graphs are traced and workers have started."""
     timed(run, 2, threads)
     rounds = 1

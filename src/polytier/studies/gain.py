@@ -1,7 +1,7 @@
 """What is gained by training several models together: M T_1 / T_M (Bhuyan, Moharir, Joshi 2022, Eq. 3), measured.
 
-T_1 | rounds of each model alone, by its own method on all devices; what its global model has reached in the last one
-      is the model's target: its accuracy or, where there is none, its loss
+T_1 | rounds of each model alone, by its own method on all devices; the leading metric of its global model in the last
+      of them is the model's target
 T_M | the first round of training together in which every model is as good as its target, all at once
 """
 
@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any
 
+from polytier.models.metrics import Metric
 from polytier.runs.assemble import assemble
 from polytier.runs.evaluate import evaluate
 from polytier.runs.loop import Loop
@@ -108,8 +109,8 @@ def targets_of(together: Loop, rounds: int, split: str) -> dict[str, float]:
     """What each model reaches alone."""
     if not together.context.scopes:
         raise ValueError(f"{type(together.algorithm).__name__} trains one model; a gain needs a wrapper of several")
-    for name, context in together.context.scopes.items():  # now: it may be a long way to the last round
-        figure(evaluate(context, together.part_state(name), 0).figures(), name, split)
+    for name, context in together.context.scopes.items():  # errors come before the first round
+        figure(evaluate(context, together.part_state(name), 0).figures(), name, split, context.metrics[0])
     seen: list[tuple[tuple[Any, ...], float]] = []
     result = {}
     for name in together.context.scopes:
@@ -118,7 +119,7 @@ def targets_of(together: Loop, rounds: int, split: str) -> dict[str, float]:
         if reached is None:
             with alone(together, name, rounds) as single:
                 run = single.run(rounds)
-            reached = figure(run.history[-1], name, split)[1]
+            reached = figure(run.history[-1], name, split, together.context.scopes[name].metrics[0])
             seen.append((what, reached))
         result[name] = reached
     return result
@@ -127,30 +128,29 @@ def targets_of(together: Loop, rounds: int, split: str) -> dict[str, float]:
 def rounds_together(together: Loop, targets: dict[str, float], most: int, split: str) -> int | None:
     """The first round in which all targets are reached."""
 
+    def as_good(name: str, target: float) -> bool:
+        metric = together.context.scopes[name].metrics[0]
+        value = figure(together.history[-1]["models"][name], name, split, metric)
+        return metric.sign * value >= metric.sign * target
+
     def reached() -> bool:
-        return bool(together.history) and all(
-            as_good(*figure(together.history[-1]["models"][name], name, split), target)
-            for name, target in targets.items()
-        )
+        return bool(together.history) and all(as_good(name, target) for name, target in targets.items())
 
     together.eval_every = 1
     together.run(most, stop=reached)
     return together.round if reached() else None
 
 
-def figure(figures: dict[str, Any], name: str, split: str) -> tuple[str, float]:
-    """The accuracy of the global model; its loss, where there is none."""
+def figure(figures: dict[str, Any], name: str, split: str, metric: Metric) -> float:
+    """The leading metric of the global model of `name`."""
     if "global" not in figures:
         raise ValueError(f"the method of {name} has no global model, and by that a gain is measured; try fedavg")
     if split not in figures["global"]:
         raise ValueError(f"{name} has no samples to judge by in the split {split}; try {', '.join(figures['global'])}")
-    found = figures["global"][split]
-    metric = "accuracy" if "accuracy" in found else "loss"
-    return metric, found[metric]
-
-
-def as_good(metric: str, value: float, target: float) -> bool:
-    return value >= target if metric == "accuracy" else value <= target
+    found = figures["global"][split].get(metric.name)
+    if found is None:
+        raise ValueError(f"the {metric.name} of {name} on {split} is undefined on all devices; try another metric")
+    return found
 
 
 def identity(together: Loop, name: str) -> tuple[Any, ...]:

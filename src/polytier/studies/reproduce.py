@@ -22,13 +22,13 @@ from polytier._text import duration
 from polytier.data.build import build_federation, load
 from polytier.data.sources import Source, default_dir
 from polytier.papers import verdicts as reproduction
-from polytier.papers.plan import Item, Run
+from polytier.papers.plan import Item, PlannedRun
 from polytier.report.blocks import Cell, Panels, Section, Table, Text
 from polytier.report.comparison import DONE, INTERRUPTED, NOT_APPLICABLE, WAITING
 from polytier.report.figures import save
+from polytier.report.markdown_latex import markdown
 from polytier.report.page import render
 from polytier.report.tables import line, table
-from polytier.report.texts import markdown
 from polytier.runs.assemble import assemble
 from polytier.runs.estimate import seconds_a_round, seconds_a_step, steps_a_round
 from polytier.runs.folder import write_text
@@ -78,7 +78,7 @@ def reproduce_paper(
 # -- what is run --------------------------------------------------------------------------------------
 
 
-def make_tasks(runs: Sequence[Run], data_dir: Path | None, folder: Path) -> list[Task]:
+def make_tasks(runs: Sequence[PlannedRun], data_dir: Path | None, folder: Path) -> list[Task]:
     """All runs with their first seed, then all with the next one. Those whose data are not there say so."""
     where = {} if data_dir is None else {"data_dir": str(data_dir)}
     missing: dict[str, str] = {}
@@ -113,7 +113,7 @@ def no_data(spec: RunSpec, known: dict[str, str]) -> str:
 # -- what it will take --------------------------------------------------------------------------------
 
 
-def print_plan(runs: Mapping[str, Run], tasks: Sequence[Task]) -> None:
+def print_plan(runs: Mapping[str, PlannedRun], tasks: Sequence[Task]) -> None:
     """Every run with its settings, data, device steps and hours on this machine."""
     total, timed, rows = 0.0, {}, []
     for task in (t for t in tasks if t.spec.seed == 0):

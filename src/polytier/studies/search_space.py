@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from polytier._errors import unknown
+from polytier.models.metrics import MetricInfo
 from polytier.report.comparison import DONE, FAILED
 from polytier.runs.spec import plain, read_value
 
@@ -75,7 +76,7 @@ def around(name: str, present: Any, meta: Mapping[str, Any]) -> list[float]:
 
 
 def propose(
-    space: Space, records: Sequence[Mapping[str, Any]], metric: str, seed: int, warmup: int
+    space: Space, records: Sequence[Mapping[str, Any]], metric: MetricInfo, seed: int, warmup: int
 ) -> tuple[dict[str, Any], Lags] | None:
     """The next fields to try, and who tells whether they fall behind, after `warmup` rounds; None if all are tried.
 
@@ -89,7 +90,7 @@ def propose(
 
     key = np.random.SeedSequence((seed, len(records))).generate_state(1)
     study = create_study(
-        direction="maximize" if metric == "accuracy" else "minimize", sampler=TPESampler(seed=int(key[0])),
+        direction="maximize" if metric.better == "higher" else "minimize", sampler=TPESampler(seed=int(key[0])),
         pruner=MedianPruner(n_warmup_steps=warmup),
     )  # fmt: skip
     known = distributions(space)

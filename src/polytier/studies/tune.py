@@ -24,13 +24,15 @@ from polytier._errors import FAULT, INTERRUPTED, Stopped
 from polytier._terminal import Interrupt, log, wide_console
 from polytier.data.federation import Federation
 from polytier.method.call import Diverged, NodesLost
-from polytier.report.comparison import DONE, FAILED, judge_of
+from polytier.models.metrics import LOSS, MetricInfo
+from polytier.report.comparison import DONE, FAILED
 from polytier.runs.assemble import Objectives, assemble
+from polytier.runs.evaluate import metrics_of
 from polytier.runs.folder import claim, json_line, write_text
 from polytier.runs.loop import Loop
 from polytier.runs.make_data import make_federation
 from polytier.runs.methods import fields_of, method_of, wraps_others
-from polytier.runs.read import read_json
+from polytier.runs.read import judge_of, read_json
 from polytier.runs.spec import RunSpec, to_toml
 from polytier.studies.compare import free_folder
 from polytier.studies.search_space import Lags, Space, propose, read_space
@@ -84,17 +86,15 @@ class Search:
     config      | complete; its fields are the present setting
     space       | what is tried for some of them
     federations | by seed, without test samples
+    metric      | what trials are judged by: the leading one
     objectives  | graphs are traced once for all trials
     """
 
     spec: RunSpec
     space: Space
     federations: dict[int, Federation]
+    metric: MetricInfo
     objectives: Objectives = field(default_factory=dict)
-
-    @property
-    def metric(self) -> str:
-        return "loss" if self.federations[self.spec.seed].num_classes is None else "accuracy"
 
     def propose(self, records: Sequence[Record]) -> tuple[dict[str, Any], Lags] | None:
         """The next trial; the first one is the present setting."""
@@ -110,12 +110,12 @@ class Search:
     def judge(self, loop: Loop) -> float | None:
         """The score of the last round; None if it was not evaluated or is no number."""
         last = loop.history[-1] if loop.history else {}
-        value = last.get(judge_of(last), {}).get("validation", {}).get(self.metric)
+        value = last.get(judge_of(last), {}).get("validation", {}).get(self.metric.name)
         return value if value is not None and math.isfinite(value) else None
 
 
 def make_search(spec: RunSpec, over: Sequence[str], seeds: int) -> Search:
-    """Whatever is wrong with the settings is found here."""
+    """The search that these settings ask for; bad settings are refused here."""
     if wraps_others(spec):
         raise ValueError(f"{spec.algorithm} trains several models; tune the method of each one alone")
     algorithm = method_of(spec)
@@ -125,9 +125,9 @@ def make_search(spec: RunSpec, over: Sequence[str], seeds: int) -> Search:
     numbers = range(spec.seed, spec.seed + seeds)
     made = {seed: make_federation(spec.replace(seed=seed)) for seed in numbers}
     complete = made[spec.seed][1].replace(set=fields_of(algorithm))
-    search = Search(complete, space, {seed: without_test(federation) for seed, (federation, _) in made.items()})
+    search = Search(complete, space, {seed: without_test(federation) for seed, (federation, _) in made.items()}, LOSS)
     with search.begin(spec.seed, {}) as loop:
-        search.spec = loop.spec
+        search.spec, search.metric = loop.spec, metrics_of(loop.context)[0]
     return search
 
 
@@ -215,7 +215,7 @@ def attempt(
                 record["state"] = PRUNED
                 break
             if value is None:
-                raise ValueError(f"the validation {search.metric} is no longer finite")
+                raise ValueError(f"the validation {search.metric.name} is undefined or no longer finite")
             scores.append(value)
             record["rounds"] = len(scores) * rounds
         else:

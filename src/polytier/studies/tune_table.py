@@ -1,4 +1,4 @@
-"""How a search goes and what it has found, for people; needs no torch.
+"""How a search goes and what it has found, on the terminal; needs no torch.
 
 A trial is a record: number, fields, state, score (None unless it is done), scores (by seed), rounds, seconds.
 """
@@ -13,33 +13,31 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from polytier._terminal import say
+from polytier.models.metrics import MetricInfo
 from polytier.report.comparison import DONE
 from polytier.report.tables import line, table
-from polytier.runs.read import score
 
 MOST = 10  # trials in the table
 
 Record = dict[str, Any]
 
 
-def ranked(records: Iterable[Record], metric: str) -> list[Record]:
+def ranked(records: Iterable[Record], metric: MetricInfo) -> list[Record]:
     """The best first, of equals the earlier; those without a score last."""
-    sign = -1 if metric == "accuracy" else 1
-    return sorted(records, key=lambda record: (record["state"] != DONE, sign * (record["score"] or 0)))
+    return sorted(records, key=lambda record: (record["state"] != DONE, -metric.sign * (record["score"] or 0)))
 
 
 def shown(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def print_search(console: Console, records: list[Record], metric: str, best: Path) -> None:
+def print_search(console: Console, records: list[Record], metric: MetricInfo, best: Path) -> None:
     """The best trials, and how to go on from here."""
     order = ranked(records, metric)
     rows = [
-        (str(r["number"]), *map(shown, r["fields"].values()), score({metric: r["score"]}), r["state"])
-        for r in order[:MOST]
+        (str(r["number"]), *map(shown, r["fields"].values()), metric.text(r["score"]), r["state"]) for r in order[:MOST]
     ]
-    console.print(table(("trial", *order[0]["fields"], f"validation {metric}", "state"), rows, right=True))
+    console.print(table(("trial", *order[0]["fields"], f"validation {metric.name}", "state"), rows, right=True))
     if len(order) > MOST:
         line(console, f"{len(order) - MOST} more are in {best.with_name('trials.jsonl')}")
     if order[0]["state"] == DONE:
@@ -48,9 +46,9 @@ def print_search(console: Console, records: list[Record], metric: str, best: Pat
 
 
 class Watch:
-    """A bar on a terminal, a line a trial elsewhere, nothing unless `show`."""
+    """A bar on a terminal, one line per trial elsewhere, nothing unless `show`."""
 
-    def __init__(self, show: bool, trials: int, metric: str) -> None:
+    def __init__(self, show: bool, trials: int, metric: MetricInfo) -> None:
         console = Console(stderr=True)
         self.lines, self.trials, self.metric = show and not console.is_terminal, trials, metric
         columns = (TextColumn("{task.fields[done]}"), BarColumn(), TextColumn("{task.fields[best]}"))
@@ -63,10 +61,10 @@ class Watch:
         self.bar.update(self.task, completed=done + share, done=f"{done} of {self.trials} trials")
 
     def ended(self, record: Record, best: Record) -> None:
-        so_far = f"best {score({self.metric: best['score']})}"
+        so_far = f"best {self.metric.text(best['score'])}"
         self.bar.update(self.task, best=so_far)
         self.moved(record["number"] + 1, 0)
         if self.lines:
             fields = ", ".join(f"{name} = {shown(value)}" for name, value in record["fields"].items())
-            how = score({self.metric: record["score"]}) if record["state"] == DONE else record["state"]
+            how = self.metric.text(record["score"]) if record["state"] == DONE else record["state"]
             say(f"trial {record['number']}: {how} ({fields}); {so_far}")

@@ -1,4 +1,4 @@
-"""What `polytier check` found, for people; needs no torch."""
+"""The report that `polytier check` prints: constants, conditions of a theorem, predictions, verdict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HOLDS = {True: "holds", False: "BROKEN", None: "not checked"}
 
 
 def print_check(console: Console, found: dict[str, Any]) -> None:
-    """A report: constants, conditions, predictions, verdict."""
+    """The report about one method; `found` is its `as_dict()`."""
     name = f"{found['model']}: " if found["model"] else ""
     line(console, f"{name}{found['method']}: {found['theory']}", style="bold")
     if found["curvature"] is not None:

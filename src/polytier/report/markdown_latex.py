@@ -5,10 +5,17 @@ from __future__ import annotations
 from polytier.report.blocks import Cell, Table
 
 LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "·": r"$\cdot$", "<": r"\textless{}",
-    ">": r"\textgreater{}", "|": r"\textbar{}", "\n": " ",
-}  # fmt: skip
+    **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "·": r"$\cdot$",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "\n": " ",
+}
 
 
 def markdown(table: Table) -> str:
@@ -27,18 +34,17 @@ def markdown(table: Table) -> str:
 
 def latex(table: Table) -> str:
     """A table for booktabs (`\\usepackage{booktabs}`)."""
-    lines = [
-        r"\begin{table}", r"\centering", rf"\caption{{{tex('. '.join(filter(None, (table.title, table.note))))}}}",
-        rf"\begin{{tabular}}{{{''.join('lr'[right] for right in to_the_right(table))}}}", r"\toprule",
-        " & ".join(map(tex, table.columns)) + r" \\", r"\midrule",
-    ]  # fmt: skip
+    caption = tex(". ".join(filter(None, (table.title, table.note))))
+    columns = "".join("lr"[right] for right in to_the_right(table))
+    lines = [r"\begin{table}", r"\centering", rf"\caption{{{caption}}}", rf"\begin{{tabular}}{{{columns}}}"]
+    lines += [r"\toprule", " & ".join(map(tex, table.columns)) + r" \\", r"\midrule"]
     for row in table.rows:
         lines.append(" & ".join(marked(cell, tex(text_of(cell)), r"\textbf{{{}}}") for cell in row) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
 
 def to_the_right(table: Table) -> list[bool]:
-    """By column: whether it holds numbers."""
+    """For each column whether it holds numbers, which are aligned to the right."""
     return [
         any(isinstance(row[k], Cell) and isinstance(row[k].value, int | float) for row in table.rows)  # type: ignore[union-attr]
         for k in range(len(table.columns))
@@ -58,11 +64,12 @@ def row_of(cells: list[str]) -> str:
 
 
 def escaped(text: str) -> str:
-    """What Markdown would take for its own marks is left as it is read."""
+    """The text with a backslash before each character that has a meaning in Markdown."""
     for mark in "\\|*_`<[":
         text = text.replace(mark, f"\\{mark}")
     return text.replace("\n", " ")
 
 
 def tex(text: str) -> str:
+    """The text with each character that has a meaning in LaTeX replaced."""
     return "".join(LATEX.get(letter, letter) for letter in text)

@@ -1,4 +1,4 @@
-"""Run folders found, read and put together: by data, then by method and settings; needs no torch."""
+"""Run folders found and put together: by data and model into studies, then by method and settings into variants."""
 
 from __future__ import annotations
 
@@ -7,85 +7,44 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from polytier.runs.read import read_config, read_devices, read_json, read_rounds, read_summary
+from polytier.models.metrics import MetricInfo
+from polytier.runs.read import Record, RunRecord, shared_metric
 
-PYTHON = "python"  # data that were given in Python and have no name
+PYTHON = "python"  # the name of data that were given in Python
 DATA = ("data", "model", "devices", "partition", "per_class", "split", "standardize")
-NO_DATA = ("random", "learned")  # formations of teams that leave the devices' samples as they are
-# where and how it was computed; the seed is what runs of one setting differ in
-NO_SETTING = ("seed", "out", "data_dir", "engine", "workers", "tile", "batching", "versions")
-MOST = 3  # settings in a name
-
-Record = dict[str, Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """A run folder; unfinished: it has fewer rounds than it was asked for."""
-
-    folder: Path
-    config: Record
-    history: list[Record]
-    whole: bool  # every line of metrics.jsonl could be read
-    summary: Record | None
-
-    @property
-    def seed(self) -> int:
-        return self.config.get("seed", 0)
-
-    @property
-    def rounds(self) -> int:
-        return self.history[-1]["round"] if self.history else 0
-
-    @property
-    def wanted(self) -> int:
-        return self.config.get("rounds", 0)
-
-    @property
-    def finished(self) -> bool:
-        return self.summary is not None and self.summary["rounds"] >= self.wanted
-
-    @cached_property
-    def devices(self) -> dict[str, list[str]]:
-        """The columns of devices.csv; none while the run goes on."""
-        return read_devices(self.folder) if self.finished else {}
-
-    @cached_property
-    def tiers(self) -> list[Record]:
-        path = self.folder / "topology.json"
-        return read_json(path)["tiers"] if path.exists() else []
-
-    @cached_property
-    def held(self) -> str:
-        """A hash of who holds how many samples of which label; empty while that is not known."""
-        kinds = ("id", "samples", "train", "validation", "test")
-        columns = {k: v for k, v in self.devices.items() if k.endswith(kinds) or "label_" in k}
-        return hashlib.sha256(json.dumps(columns).encode()).hexdigest() if columns else ""
-
-    def traffic(self) -> dict[str, dict[str, int]]:
-        """Bytes by link and direction, of all rounds."""
-        if self.finished:
-            return self.summary["traffic"]  # type: ignore[index]
-        total: dict[str, dict[str, int]] = {}
-        for record in self.history:
-            for link, ways in record["bytes"].items():
-                sums = total.setdefault(link, dict.fromkeys(ways, 0))
-                for way, amount in ways.items():
-                    sums[way] += amount
-        return total
+NO_DATA = ("random", "learned")  # ways to form teams that do not change the devices' samples
+# where, how and by what a run was computed and judged; runs of one setting may differ in these, and in the seed
+NO_SETTING = (
+    "seed",
+    "out",
+    "data_dir",
+    "engine",
+    "workers",
+    "tile",
+    "batching",
+    "versions",
+    "metric",
+    "metrics",
+)
+SETTINGS_IN_A_NAME = 3
 
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """What is one line of a chart: the finished runs of a method with the same settings, or one that is unfinished."""
+    """One line of a chart: the finished runs of a method with the same settings, or one unfinished run.
+
+    Args:
+        name: The method, and the settings that tell it from other variants of the method.
+        runs: One per seed.
+        like: The name of the variant whose colour it has; "" for its own.
+    """
 
     name: str
-    runs: Sequence[Run]
-    like: str = ""  # the variant whose colour it has
+    runs: Sequence[RunRecord]
+    like: str = ""
 
     @property
     def finished(self) -> bool:
@@ -104,8 +63,13 @@ class Study:
     def finished(self) -> list[Variant]:
         return [variant for variant in self.variants if variant.finished]
 
+    @property
+    def metric(self) -> MetricInfo:
+        """The metric that leads here: the first one that all runs have."""
+        return shared_metric([run for variant in self.variants for run in variant.runs])
 
-# -- finding and reading ------------------------------------------------------------------------------
+
+# -- finding ------------------------------------------------------------------------------------------
 
 
 def is_run(folder: Path) -> bool:
@@ -113,7 +77,7 @@ def is_run(folder: Path) -> bool:
 
 
 def find(folders: Iterable[Path]) -> list[Path]:
-    """The run folders among and below these; each once, never inside another."""
+    """The run folders among and below these, each once; run folders inside a run folder are left out."""
     found: dict[Path, Path] = {}
     for folder in folders:
         if not folder.is_dir():
@@ -132,24 +96,24 @@ def find(folders: Iterable[Path]) -> list[Path]:
 def below(folder: Path) -> Iterator[Path]:
     for path, names, _ in os.walk(folder):
         if is_run(Path(path)):
-            names.clear()  # not inside a run folder
+            names.clear()  # do not search inside a run folder
             yield Path(path)
         names[:] = sorted(name for name in names if not name.startswith("."))
 
 
-def read(folder: Path) -> Run:
-    config, (history, whole), summary = read_config(folder), read_rounds(folder), read_summary(folder)
-    if "algorithm" not in config:
+def read(folder: Path) -> RunRecord:
+    run = RunRecord(folder)
+    if "algorithm" not in run.config:
         raise ValueError(f"{folder / 'config.toml'} is not of a run: it names no algorithm")
-    return Run(folder, config, history, whole, summary)
+    return run
 
 
 # -- putting together ---------------------------------------------------------------------------------
 
 
 def studies(folders: Iterable[Path]) -> list[Study]:
-    """All runs in these folders, put together by their data; data that differ are never in one study."""
-    by_data: dict[str, list[Run]] = {}
+    """All runs in these folders by their data; runs on different data are never in one study."""
+    by_data: dict[str, list[RunRecord]] = {}
     for run in map(read, find(folders)):
         by_data.setdefault(json.dumps(data_of(run.config), sort_keys=True), []).append(run)
     result = []
@@ -172,24 +136,32 @@ def data_of(config: Mapping[str, Any]) -> Record:
     return found
 
 
-def apart(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs that say the same of their data but whose devices do not hold the same."""
+def holdings(run: RunRecord) -> str:
+    """A hash of how many samples of which label each device holds; empty while that is not known."""
+    kinds = ("id", "samples", "train", "validation", "test")
+    columns = {k: v for k, v in run.devices.items() if k.endswith(kinds) or "label_" in k}
+    return hashlib.sha256(json.dumps(columns).encode()).hexdigest() if columns else ""
+
+
+def apart(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
+    """Runs with the same settings of their data, separated where their devices do not hold the same samples."""
+    held = {run: holdings(run) for run in runs}
     seen: dict[int, set[str]] = {}
     for run in runs:
-        if run.held:
-            seen.setdefault(run.seed, set()).add(run.held)
-    if runs[0].config.get("data") != PYTHON and all(len(prints) == 1 for prints in seen.values()):
+        if held[run]:
+            seen.setdefault(run.seed, set()).add(held[run])
+    if runs[0].config.get("data") != PYTHON and all(len(hashes) == 1 for hashes in seen.values()):
         return [list(runs)]
-    parts: dict[str, list[Run]] = {}
+    parts: dict[str, list[RunRecord]] = {}
     for run in runs:
-        parts.setdefault(run.held or str(run.folder), []).append(run)
+        parts.setdefault(held[run] or str(run.folder), []).append(run)
     return list(parts.values())
 
 
-def make_study(runs: Sequence[Run], suffix: str) -> Study:
+def make_study(runs: Sequence[RunRecord], suffix: str) -> Study:
     notes: list[str] = []
     copies: list[str] = []
-    by_setting: dict[str, dict[int, Run]] = {}
+    by_setting: dict[str, dict[int, RunRecord]] = {}
     for run in runs:
         if not run.whole:
             notes.append(
@@ -215,7 +187,7 @@ def make_study(runs: Sequence[Run], suffix: str) -> Study:
 
 
 def settings_of(config: Mapping[str, Any], prefix: str = "") -> Record:
-    """All that decides the result but the seed, flat: set.device_lr."""
+    """All settings on which the result depends but the seed, in one dict: set.device_lr."""
     found: Record = {}
     for name, value in config.items():
         if isinstance(value, Mapping) and (prefix or name not in NO_SETTING):
@@ -225,21 +197,21 @@ def settings_of(config: Mapping[str, Any], prefix: str = "") -> Record:
     return found
 
 
-def names_of(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """The method, and what tells it from others of the same method."""
+def names_of(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
+    """The method of each group, and the settings in which it differs from others of the same method."""
     flat = [settings_of(group[0].config) for group in groups]
     names: list[str] = []
     for own in flat:
         others = [other for other in flat if other["algorithm"] == own["algorithm"]]
         keys = dict.fromkeys(key for other in others for key in other)
         differ = [key for key in keys if len({json.dumps(other.get(key)) for other in others}) > 1]
-        what = ", ".join(f"{key.removeprefix('set.')}={own.get(key, '-')}" for key in differ[:MOST])
+        what = ", ".join(f"{key.removeprefix('set.')}={own.get(key, '-')}" for key in differ[:SETTINGS_IN_A_NAME])
         names.append(f"{own['algorithm']} ({what})" if what else own["algorithm"])
     return [name if names.count(name) == 1 else f"{name} #{names[: k + 1].count(name)}" for k, name in enumerate(names)]
 
 
-def data_title(run: Run) -> str:
-    """What the devices hold, in few words."""
+def data_title(run: RunRecord) -> str:
+    """The data, the model, the number of devices and the partition."""
     config, tiers = run.config, run.tiers
     models = config.get("models")
     if isinstance(models, Mapping):

@@ -1,4 +1,4 @@
-"""The page of runs that go on, served on this machine alone."""
+"""A local web server for the page of runs that go on."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from pathlib import Path
 from typing import Any
 
 from polytier.report.blocks import Text
+from polytier.report.grouping import below
 from polytier.report.page import render
-from polytier.report.runs import below
-from polytier.report.study import page_of
+from polytier.report.page_contents import page_of
 
 HOST = "127.0.0.1"
-FILES = ("config.toml", "metrics.jsonl", "summary.json")  # the last one is written when all else is there
+FILES = ("config.toml", "metrics.jsonl", "summary.json")  # summary.json is written after all other files
 
 
 class Watched:
-    """The page of a folder, made anew when its runs have moved on."""
+    """The page of a folder, made again when files of its runs have changed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._lock = folder, threading.Lock()
         self._made: tuple[str, str] = ("", "")
 
     def version(self) -> str:
-        """Changes with the files that runs write; never empty."""
+        """A text that changes with the files that runs write; never empty."""
         seen: list[Any] = []
         for run in below(self.folder):
             for path in (run / name for name in FILES):
                 try:
                     stat = path.stat()
                 except OSError:
-                    continue  # not there yet
+                    continue  # not written yet
                 seen.append((str(path), stat.st_size, stat.st_mtime_ns))
         return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
 
@@ -54,7 +54,13 @@ class Watched:
 
 
 def serve(folder: Path, port: int, ready: Callable[[str], None]) -> None:
-    """Until Ctrl-C; `ready` is told the address."""
+    """Serve the page until Ctrl-C, on this machine only.
+
+    Args:
+        folder: A run folder, or a folder that holds some.
+        port: 0 for any free port.
+        ready: Called with the address once the server listens.
+    """
     watched = Watched(folder)
 
     class Handler(BaseHTTPRequestHandler):
@@ -78,7 +84,7 @@ def serve(folder: Path, port: int, ready: Callable[[str], None]) -> None:
                 self.wfile.write(content)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Every look of the page would be a line."""
+            """Log nothing: the page asks for its version every second."""
 
     try:
         server = ThreadingHTTPServer((HOST, port), Handler)

@@ -1,4 +1,4 @@
-"""The figures of `polytier bench` for people; needs no torch."""
+"""The table that `polytier bench` prints."""
 
 from __future__ import annotations
 
@@ -12,19 +12,16 @@ CONTENDERS = ("engine", "one_worker", "loop", "kernels")
 
 
 def print_speeds(console: Console, found: dict[str, Any]) -> None:
-    """A row a work: medians with their spread, and how the engine compares."""
+    """One row per work: medians with their spread, and the engine's speed relative to the others."""
     shown = [c for c in CONTENDERS if any(c in work for work in found["works"])]
-    rows = [
-        (
-            work["work"], *(speed(work.get(contender)) for contender in shown),
-            number(work["engine_over_loop"]), number(work["engine_over_kernels"]),
-        )
-        for work in found["works"]
-    ]  # fmt: skip
+    rows = []
+    for work in found["works"]:
+        ratios = [number(work[name]) for name in ("engine_over_loop", "engine_over_kernels")]
+        rows.append((work["work"], *(speed(work.get(contender)) for contender in shown), *ratios))
     columns = ("work", *(c.replace("_", " ") for c in shown), "engine / loop", "engine / kernels")
     console.print(table(columns, rows, right=True))
     workers = f"{found['workers']} worker{'s' * (found['workers'] > 1)}"
-    line(console, f"device steps a second: median (least to most) of {found['repeat']}; engine with {workers}")
+    line(console, f"device steps per second: median (lowest to highest) of {found['repeat']}; engine with {workers}")
 
 
 def speed(figures: dict[str, float] | None) -> str:

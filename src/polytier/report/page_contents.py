@@ -1,0 +1,251 @@
+"""From run folders to the blocks of a page about them: summary, charts, configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from polytier._text import duration, size
+from polytier.models.metrics import MetricInfo
+from polytier.report import comparison, curves, device_charts, traffic_charts
+from polytier.report.blocks import Cell, Heading, Matrices, Section, Table, Text
+from polytier.report.comparison import DONE, LOCAL, SHARE
+from polytier.report.grouping import NO_SETTING, Study, Variant, settings_of, studies
+from polytier.report.heatmap import matrices
+from polytier.report.intervals import LEVEL, interval, interval_text
+from polytier.runs.read import KINDS, RunRecord, score
+from polytier.tree.collaboration import FILE
+
+UNTIL = 0.9  # of a metric for which higher is better
+FRAMES, CLIENTS = 16, 96  # rounds and rows of a collaboration matrix
+
+
+def page_of(folders: Sequence[Path]) -> tuple[str, str, list[Any]]:
+    """Title, subtitle and blocks of the page about all runs in these folders."""
+    found = studies(folders)
+    runs = [run for study in found for variant in study.variants for run in variant.runs]
+    methods = {variant.like or variant.name for study in found for variant in study.variants}
+    open_ones = sum(not run.finished for run in runs)
+    parts = (count(len(methods), "method"), count(len(runs), "run"), f"{open_ones} unfinished" if open_ones else "")
+    blocks: list[Any] = []
+    if len(found) > 1:
+        text = (
+            f"These runs are of {len(found)} different data sets or models. Each has a part of its own below: nothing "
+            "is averaged or compared across them."
+        )
+        blocks.append(Text(text))
+    for study in found:
+        blocks += [Heading(study.title), *blocks_of(study)]
+    title = found[0].title if len(found) == 1 else ", ".join(folder.resolve().name for folder in folders)
+    return title, " · ".join(part for part in parts if part), blocks[1:] if len(found) == 1 else blocks
+
+
+def count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def blocks_of(study: Study) -> Iterator[Any]:
+    """All that a page shows of one study."""
+    yield from map(Text, study.notes)
+    yield summary_table(study)
+    if study.finished and (models := models_table(study)).rows:
+        yield models
+    yield from curves.by_round(study)
+    parts = {
+        "Devices": device_charts.metric_charts(study, alone(study)),
+        "Traffic": traffic_charts.traffic(study),
+        "Sparsity": traffic_charts.sparsity(study),
+        "Who listens to whom": collaboration(study),
+        "Data": device_charts.labels(study),
+    }
+    for title, blocks in parts.items():
+        there = [block for block in blocks if block is not None]
+        if there:
+            yield Section(title, there)
+    yield Section("Configuration and seeds", list(configuration(study)), folded=True)
+
+
+def summary_tables(folders: Sequence[Path], until: float | None = None) -> Iterator[tuple[str, Table, list[str]]]:
+    """For each data set: its title, the summary and notes on its runs."""
+    for study in studies(folders):
+        yield study.title, summary_table(study, until), study.notes
+
+
+def collaboration(study: Study) -> Iterator[Matrices]:
+    """Who listens to whom over time, of the first run of each method that learns it."""
+    for variant in study.finished:
+        run = next((run for run in variant.runs if (run.folder / FILE).exists()), None)
+        if run is not None:
+            found = matrices(run.folder / FILE, FRAMES, CLIENTS)
+            title, note = f"{variant.name}, seed {run.seed}", f"{found.title}. {found.note}"
+            yield Matrices(title, found.frames, found.groups, note)
+
+
+# -- the summary --------------------------------------------------------------------------------------
+
+
+def alone(study: Study) -> Variant | None:
+    """The runs of Local that others are compared with; of several settings, the best."""
+    own = [variant for variant in study.finished if variant.runs[0].config["algorithm"] == LOCAL]
+    metric = study.metric
+
+    def mean(variant: Variant) -> tuple[bool, float]:
+        values = (((run.summary or {}).get("personal") or {}).get(metric.name) for run in variant.runs)
+        found = interval(values)
+        return found is not None, metric.sign * found["mean"] if found else 0.0
+
+    return max(own, key=mean, default=None)
+
+
+def summary_table(study: Study, until: float | None = None) -> Table:
+    """One row per method, the best first; then unfinished runs. Columns without any value are left out.
+
+    Args:
+        study: Runs on the same data.
+        until: The level of the leading metric up to which bytes are counted; by default 0.9 if higher is better.
+    """
+    local, metric = alone(study), study.metric
+    until = UNTIL if until is None and metric.better == "higher" else until
+    entries = [entry(variant, run) for variant in study.finished for run in variant.runs]
+    records = comparison.make_records(Path("/"), entries, until, local.name if local else None, metric)
+    found = comparison.by_method(Path("/"), records, metric) if records else []
+    traffic = {v.name: interval(sum(map(sum_of, run.traffic().values())) for run in v.runs) for v in study.variants}
+    rows = [method_row(m, records, traffic[m["method"]], until, metric, len(found) > 1) for m in found]
+    rows += [
+        unfinished_row(variant, traffic[variant.name], metric) for variant in study.variants if not variant.finished
+    ]
+    names = dict.fromkeys(name for row in rows for name in row)
+    kept = [name for name in names if any(row.get(name, Cell("-")).text not in ("-", "never") for row in rows)]
+    notes = [f"Test {metric.name} of the last round, mean over devices, ± half the 95 % interval over seeds."]
+    if sum(m["best"] for m in found) and len(found) > 1:
+        test = f"Wilcoxon signed-rank over devices and seeds, p > {LEVEL}"
+        notes.append(f"* the best, or a tie with it: {test}.")
+    if local:
+        notes.append(
+            f"Better than Local: share of the devices whose value is worse with {local.name} and the same seed."
+        )
+    return Table("Summary", kept, [[row.get(name, Cell("-")) for name in kept] for row in rows], " ".join(notes))
+
+
+def entry(variant: Variant, run: RunRecord) -> dict[str, Any]:
+    """A finished run as `comparison.make_records` takes it."""
+    names = {"method": variant.name, "seed": run.seed, "folder": str(run.folder.resolve())}
+    return {**names, "rounds": run.wanted, "state": DONE, "reason": ""}
+
+
+def method_row(
+    m: dict[str, Any],
+    records: Sequence[dict[str, Any]],
+    traffic: dict[str, Any] | None,
+    until: float | None,
+    metric: MetricInfo,
+    marked: bool,
+) -> dict[str, Cell]:
+    """The cells of one method, by column; `m` is its row of `comparison.by_method`."""
+    best = m["best"] and marked
+    own = [record for record in records if record["method"] == m["method"]]
+    rounds = max(record["rounds"] for record in own)
+    row = {"method": Cell(m["method"] + (" *" if best else ""), m["method"])}
+    row |= {kind: metric_cell(m[kind], metric, best and kind == m["judged_by"]) for kind in KINDS}
+    row["worst decile"] = metric_cell(m["worst_decile"], metric)
+    row["better than Local"] = metric_cell(m["better_than_local"], SHARE)
+    row["traffic"] = cell(traffic, size)
+    if until is not None:
+        reached = m["bytes_until"]
+        text = comparison.until_text(m).replace(" ± 0 B", "")
+        row[f"bytes until {metric.short(until)}"] = Cell(text, reached and reached["mean"])
+    row["groups found"] = cell(m["rand_index"], "{:.2f}".format)
+    row["training"] = cell(m["seconds"], duration)
+    row["seeds"] = Cell(", ".join(str(record["seed"]) for record in own), len(own))
+    return row | {"rounds": Cell(f"{rounds:,}", rounds)}
+
+
+def sum_of(ways: dict[str, int]) -> int:
+    return sum(ways.values())
+
+
+def metric_cell(found: dict[str, Any] | None, metric: MetricInfo, best: bool = False) -> Cell:
+    """A mean with its interval; sorted by the mean as it is shown."""
+    value = found["mean"] * metric.factor if found else None
+    return Cell(interval_text(exact(found), metric), value, "good" if best else "" if found else "muted")
+
+
+def cell(found: dict[str, Any] | None, text: Any) -> Cell:
+    """The same for numbers that are no metric, written by `text`."""
+    return Cell(comparison.shown(exact(found), text), found["mean"] if found else None, "" if found else "muted")
+
+
+def exact(found: dict[str, Any] | None) -> dict[str, Any] | None:
+    """An interval whose half width is left out if it is zero."""
+    return found and {**found, "half": found["half"] or None}
+
+
+def unfinished_row(variant: Variant, traffic: dict[str, Any] | None, metric: MetricInfo) -> dict[str, Cell]:
+    """The cells of a run that goes on, with its last figures."""
+    run = variant.runs[0]
+    row = {"method": Cell(variant.name, variant.name, "muted")}
+    for kind in KINDS:
+        tests = run.last.get(kind, {}).get("test", {})
+        value = tests.get(metric.name)
+        row[kind] = Cell(score(tests, metric), None if value is None else metric.factor * value, "muted")
+    row["traffic"] = cell(traffic, size)
+    row["training"] = cell(interval([sum(r.get("seconds", 0) for r in run.history)]), duration)
+    row["seeds"] = Cell(str(run.seed), 1)
+    return row | {"rounds": Cell(f"{run.rounds:,} of {run.wanted:,}", run.rounds, "bad")}
+
+
+def models_table(study: Study) -> Table:
+    """Several models on the same devices, one by one."""
+    rows, metric = [], study.metric
+    for variant in study.finished:
+        each = [run.summary["models"] for run in variant.runs if run.summary and run.summary.get("models")]
+        for name in each[0] if each else ():
+            own = [models[name] for models in each if name in models]
+            cells = [metric_cell(interval((model[k] or {}).get(metric.name) for model in own), metric) for k in KINDS]
+            rows.append([variant.name, name, own[0]["algorithm"], *cells])
+    kept = [0, 1, 2, *(k for k in range(3, 6) if any(row[k].text != "-" for row in rows))]
+    columns, rows = ["run", "model", "method", *KINDS], [[row[k] for k in kept] for row in rows]
+    return Table("Several models", [columns[k] for k in kept], rows, f"Test {metric.name} of the last round.")
+
+
+# -- the configuration --------------------------------------------------------------------------------
+
+
+def configuration(study: Study) -> Iterator[Table]:
+    """Which settings all runs share, which differ, and one line per run."""
+    flat = [settings_of(variant.runs[0].config) for variant in study.variants]
+    names = list(dict.fromkeys(name for settings in flat for name in settings))
+    alike = [name for name in names if len({json.dumps(settings.get(name)) for settings in flat}) == 1]
+    yield Table("What all runs share", ["setting", "value"], [[name, str(flat[0].get(name))] for name in alike])
+    if len(flat) > 1:
+        yield Table("What differs", ["method", "settings"], list(differences(study, flat, alike)))
+    columns = ["method", "seed", "rounds", "state", "training", "computed with", "folder"]
+    yield Table("Runs", columns, [run_row(variant, run) for variant in study.variants for run in variant.runs])
+
+
+def differences(study: Study, flat: Sequence[dict[str, Any]], alike: Iterable[str]) -> Iterator[list[Cell | str]]:
+    """The method and its own settings; of an unfinished run only if no finished one has the same."""
+    names = {variant.name for variant in study.variants}
+    for variant, settings in zip(study.variants, flat, strict=True):
+        if variant.finished or variant.like not in names:
+            own = [name for name in settings if name not in alike and name != "algorithm"]
+            yield [variant.name, ", ".join(f"{name.removeprefix('set.')} = {settings[name]}" for name in own)]
+
+
+def run_row(variant: Variant, run: RunRecord) -> list[Cell | str]:
+    seconds = sum(record.get("seconds", 0) for record in run.history)
+    hidden = {
+        k: v for k, v in run.config.items() if k in NO_SETTING and k not in ("seed", "out", "data_dir", "metrics")
+    }
+    made = hidden.pop("versions", {}) | {k: v for k, v in hidden.items() if v is not None}
+    return [
+        variant.like or variant.name,
+        Cell(str(run.seed), run.seed),
+        Cell(f"{run.rounds:,}", run.rounds),
+        Cell("done", "done") if run.finished else Cell("unfinished", "unfinished", "bad"),
+        Cell(duration(seconds), seconds),
+        ", ".join(f"{k} {v}" for k, v in made.items()),
+        str(run.folder),
+    ]

@@ -1,0 +1,40 @@
+"""The loss and the metrics that a run was given, tried on a few samples before the first round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from polytier.data.batches import Batches
+from polytier.models.losses import per_sample
+from polytier.models.metrics import Metric, check_metric
+from polytier.stack.objective import Objective
+
+SAMPLES, LOOKED_AT = 4, 1024
+
+
+def try_loss_and_metrics(objective: Objective, batches: Batches, metrics: Sequence[Metric]) -> None:
+    """Make the objective's loss one that gives one value per sample, and check what the metrics give.
+
+    Raises:
+        ValueError: The loss or a metric cannot be used with this model and these data; the message says why.
+    """
+    index = different_samples(batches.federation.y)
+    group = batches.gather(slice(None), index.unsqueeze(0), torch.ones(1, len(index), dtype=batches.dtype), None)
+    with torch.no_grad():
+        outputs = objective.apply(objective.initial.to(objective.device), group.x[0])
+    objective.sample_loss = per_sample(objective.sample_loss, outputs, group.y[0])
+    for metric in metrics:
+        check_metric(metric, outputs, group.y[0])
+
+
+def different_samples(targets: Tensor) -> Tensor:
+    """The numbers of a few samples, with different targets where there are any; one sample is taken twice."""
+    few = targets[:LOOKED_AT].flatten(1) if targets.ndim > 1 else targets[:LOOKED_AT].unsqueeze(1)
+    _, place = torch.unique(few, dim=0, return_inverse=True)
+    first = torch.full((int(place.max()) + 1,), len(few)).scatter_reduce(0, place, torch.arange(len(few)), "amin")
+    chosen = first.sort().values[:SAMPLES].tolist()
+    others = [k for k in range(len(few)) if k not in chosen][: SAMPLES - len(chosen)]
+    return torch.tensor((chosen + others) * 2 if len(few) == 1 else chosen + others)
