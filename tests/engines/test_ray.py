@@ -15,6 +15,7 @@ import torch
 
 from commands import SMALL, call
 from polytier import AL2GD, ALGORITHMS, MFARR, CoBo, Diverged, FedAvg, Federation, PerMFL, Topology
+from polytier.engines.protocol import engine_of
 from polytier.engines.ray import driver as engine
 from polytier.engines.ray.driver import Ray
 from polytier.engines.stacked import Stacked
@@ -96,7 +97,7 @@ def compared(algorithm: Any, federation: Any = None, model: Any = "mclr", rounds
                 for kind, rows in (("personal", part.personal), ("team", part.team), ("global", part.global_))
             }
             found.append(left(training) | models)
-    assert training.context.engine.workers == 2  # type: ignore[attr-defined]
+    assert engine_of(training.context).workers == 2
     assert not differing(*found)
     return training
 
@@ -148,7 +149,7 @@ class Flaky(Stacked):
 
 def test_nodes_that_are_lost_again_and_again():
     with Training(PERMFL, federation_of(), "mclr", batching="eager") as training:
-        training.use(Flaky(training.context, training.codec))
+        training.use(Flaky(training.context, codec=training.codec))
         with pytest.raises(NodesLost, match="nodes were lost, 3 times in a row; resume the run, with fewer --workers"):
             training.run(3)
     assert Flaky.rounds == {0, 1}
@@ -225,7 +226,7 @@ def test_advice(ray, monkeypatch, tmp_path):
     with Training(FedAvg(), federation_of(), "mclr") as training:
         training.context.objective.device = torch.device("cuda")
         with pytest.raises(ValueError, match="--engine stacked"):
-            Ray(training.context, training.codec)
+            Ray(training.context, codec=training.codec)
     monkeypatch.setitem(sys.modules, "ray", None)
     assert 'pip install "polytier[ray]"' in call("run", *SMALL, "--engine", "ray", code=2).output
     assert not list(tmp_path.iterdir())

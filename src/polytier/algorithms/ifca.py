@@ -21,6 +21,7 @@ Differs from the paper: it asks for good initial centres and draws them at rando
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -38,6 +39,7 @@ TOLD = 1000  # devices; half a million pairs with two clusters
 
 @dataclass(frozen=True)
 class IFCA(FedAvg):
+    model_fields: ClassVar[tuple[str, ...]] = ("model",)  # the choice is no model
     num_clusters: int = parameter(2, "k", "number of models", least=1)
     spread: float = parameter(0.05, "", "how far the first centres are from the initial model", above=0)
 
@@ -73,6 +75,9 @@ class IFCA(FedAvg):
         x, choice = best(sent["centres"], local)
         return {"model": sgd(local, x, local.value(self.device_lr), self.device_steps), "choice": choice}
 
+    def reference(self, field: str, sent: dict[str, Tensor], answer: dict[str, Tensor]) -> Tensor:
+        return chosen(sent["centres"], answer["choice"])
+
     def global_model(self, state: Rows) -> None:
         return None
 
@@ -96,4 +101,9 @@ def best(centres: Tensor, local: LocalProblem) -> tuple[Tensor, Tensor]:
     """[n, d], [n] the centre of least training loss, and its number; centres [n, k, d]."""
     data = local.full()
     choice = torch.stack([local.loss(x, data) for x in centres.unbind(1)], 1).argmin(1)
-    return centres.take_along_dim(choice[:, None, None], 1).squeeze(1), choice
+    return chosen(centres, choice), choice
+
+
+def chosen(centres: Tensor, choice: Tensor) -> Tensor:
+    """[n, d] one centre of each of centres [n, k, d]."""
+    return centres.take_along_dim(choice[:, None, None], 1).squeeze(1)

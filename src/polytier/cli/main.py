@@ -236,6 +236,7 @@ def after_divergence(folder: Path, saved: int) -> str:
 
 def announce(training: Training, config: Config) -> None:
     """One line before the start."""
+    from polytier.engines.protocol import engine_of
     from polytier.runs.estimate import memory_bytes, seconds_a_round
 
     topology, name = training.context.topology, type(training.algorithm).__name__
@@ -245,8 +246,8 @@ def announce(training: Training, config: Config) -> None:
     sizes = Counter(f"{part.objective.dimension:,}" for part in training.context.parts)
     models = " and ".join(f"{count} x {each}" if count > 1 else each for each, count in sizes.items())
     what = f"{models} parameters, {memory}"
-    workers: int = training.context.engine.workers  # type: ignore[attr-defined]
-    seconds, left = seconds_a_round(training, workers), config.rounds - training.round
+    seconds = seconds_a_round(training, engine_of(training.context).workers)
+    left = config.rounds - training.round
     took = "" if seconds is None else f", {duration(seconds)} a round, {duration(seconds * left)} in all"
     say(f"{who}; {what}{took}")
 

@@ -29,6 +29,10 @@ class Algorithm:
     # which fields share out the gradients that a device may take in a round; "rounds": it takes 1 / share in one of its
     # own rounds, and several of these make one of other methods
     budget: ClassVar[dict[str, float]] = {"device_steps": 1.0}
+    # Fields of an answer to `solve` that are models ("": the answer is a plain tensor). Transforms of uploads and
+    # codecs of changes act on these fields alone. Empty if models or gradients are sent up that have no `reference`;
+    # such transforms and codecs are then refused
+    model_fields: ClassVar[tuple[str, ...]] = ("", "model")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -64,6 +68,23 @@ class Algorithm:
     def device(self, x: Rows, local: LocalProblem) -> Rows:
         """Runs at the devices, the only program that sees data."""
         raise NotImplementedError(f"{type(self).__name__} needs a device program")
+
+    def reference(self, field: str, sent: dict[str, Tensor], answer: dict[str, Tensor]) -> Tensor | None:
+        """Return the model that the field of an answer started from, for the change of that model.
+
+        The sender and the receiver of an answer both evaluate this, so it may use what was sent down, and fields of
+        the answer that are not models.
+
+        Args:
+            field: One of `model_fields`.
+            sent: [n, ...] what the nodes were sent, by field ("" for a plain tensor).
+            answer: [n, ...] what they answer, by field.
+
+        Returns:
+            [n, ...] of the shape of `answer[field]`; by default what was sent under the same name. None if the rows
+            sent have no such model: the run then stops with advice.
+        """
+        return sent.get(field)
 
     def global_model(self, state: Rows) -> Tensor | None:
         """[1, d], or None if the method has no model for the whole population."""

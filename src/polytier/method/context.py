@@ -22,9 +22,21 @@ if TYPE_CHECKING:
     from polytier.method.algorithm import Algorithm
 
 
-class Engine(Protocol):
+class Delivery(Protocol):
+    """What the programs of a method need of an engine; `polytier.engines.protocol.Engine` is all of it."""
+
     def deliver(self, call: Call) -> Iterator[Any]:
-        """Run the call at its receivers. Yields, in order, rows [k, ...], or `Folded` blocks if `call.blocks`."""
+        """Run the program of a call at its receivers.
+
+        Args:
+            call: The program, its receivers and the rows sent to them.
+
+        Yields:
+            If `call.blocks` is None, the answers in the order of the receivers: rows [k, ...] of the next k receivers,
+            or `Answered`, which says whose they are. Otherwise sums of the blocks (`Folded`), in order.
+
+        A receiver that does not answer is absent from what is yielded, and means are over those that answered.
+        """
         ...
 
 
@@ -49,7 +61,7 @@ class Context:
     absent: str = "skip"
     device_steps: int = 0  # gradient evaluations on one mini-batch by one device, so far
     metrics: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = field(default_factory=dict)
-    engine: Engine = field(default=None, repr=False)  # type: ignore[assignment]
+    engine: Delivery = field(default=None, repr=False)  # type: ignore[assignment]
     ledger: Ledger = field(default=None, repr=False)  # type: ignore[assignment]
     module: nn.Module = field(default=None, repr=False)  # type: ignore[assignment]
     name: str = ""

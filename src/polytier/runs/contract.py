@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from polytier.data.federation import Federation
-from polytier.engines.loopback import Loopback
 from polytier.method.algorithm import Algorithm
 from polytier.method.node import Node
 from polytier.runs import checkpoint
@@ -71,7 +70,7 @@ def check_algorithm(
         same(run(), "a second run", "what lasts goes into local.keep or what server returns, never into attributes")
         same(run(tile=1), "one device at a time", f"device mixes rows; {ALONE}")
         same(run(inner_tile=1), "one team at a time", f"team mixes rows; {ALONE}")
-        same(run(prepare=loop_back), "every node alone, its messages as bytes,", ALONE, traffic=False)
+        same(run(engine="loopback"), "every node alone, its messages as bytes,", ALONE)
         with tempfile.TemporaryDirectory() as folder:
             half = run(until=rounds // 2)
             checkpoint.save(Path(folder), half.round, *half.snapshot())
@@ -85,10 +84,6 @@ def check_algorithm(
         assert not wrong, (
             f"{name}: autograd gives another {wrong} than the traced graph; a loss takes what changes as extra="
         )
-
-
-def loop_back(training: Training) -> None:
-    training.use(Loopback(training.context, training.codec))
 
 
 def small_federation() -> Federation:
@@ -173,7 +168,7 @@ class Absent(Callback):
 
     def on_round(self, training: Training, record: dict[str, Any]) -> None:
         now = {k: v.clone() for k, v in memory_of(training).items()}
-        for key in self.before if not isinstance(training.context.engine, Loopback) else ():  # which counts no messages
+        for key in self.before:
             name, _, rest = key.rpartition(">")
             ledger = training.context.scope(name).ledger
             absent = ~ledger.took_part.get(int(rest.split(".")[0]), torch.ones(1, dtype=torch.bool))

@@ -16,16 +16,19 @@ import torch
 from torch import Tensor, nn
 
 from polytier.data.federation import Federation
-from polytier.engines.machine import settle, tidy
-from polytier.messages.codec import CODECS
+from polytier.engines.build import make_engine
+from polytier.engines.process_settings import configure_process, release_memory
+from polytier.engines.protocol import Engine, EngineFactory, engine_of
+from polytier.messages.codec import Codec, make_codec
 from polytier.messages.ledger import Ledger, add_up
+from polytier.messages.transforms import Transform, Upload, make_upload
 from polytier.method.algorithm import Algorithm
 from polytier.method.call import Clock, NodesLost
 from polytier.method.mapped_memory import Store
 from polytier.method.node import Children, check_finite
 from polytier.models.losses import Loss
 from polytier.runs.evaluate import Evaluation, evaluate
-from polytier.runs.making import check_settings, join, make_context, make_engine, note_flat, one_of
+from polytier.runs.making import check_settings, join, make_context, note_flat, one_of
 from polytier.runs.run import Run
 from polytier.stack.objective import Objective
 from polytier.stack.rows import Rows, pack, unpack
@@ -74,8 +77,9 @@ class Training:
         metrics: Mapping[str, Callable[[Tensor, Tensor], Tensor]] | None = None, l2: OneOrEach[float] = 0.0,
         team_participation: Any = 1.0, device_participation: Any = 1.0, absent: str = "skip",
         batch_size: OneOrEach[int | str] = 32, eval_every: int = 1, workers: int | None = 1, tile: int | None = None,
-        inner_tile: int | None = None, dtype: str = "float32", on: str = "cpu", codec: str | None = None,
-        batching: OneOrEach[str | None] = None, engine: str = "stacked",
+        inner_tile: int | None = None, dtype: str = "float32", on: str = "cpu", codec: str | Codec | None = None,
+        upload: str | Transform | None = None, batching: OneOrEach[str | None] = None,
+        engine: str | EngineFactory = "stacked",
     ) -> None:  # fmt: skip
         """Settle everything; nothing is drawn from a generator with hidden state.
 
@@ -89,8 +93,12 @@ class Training:
         tile, workers       | devices computed at once, processes; neither changes a bit of the result. workers=None:
                               one a core, as soon as the rest of the run would take so long that it pays
         batching            | how stacks are run (see objective.py); None: found by a check at the start
+        codec               | how rows are encoded (messages/codec.py): a name, "top:0.1" or a `Codec`; None: the dtype
+        upload              | what devices do to the change of a model before they send it (messages/transforms.py):
+                              "clip:1.0,noise:0.5", or a `Transform`
         engine              | "stacked", or "ray": sub-trees in `workers` processes (None: one a core) of a Ray instance
-                              made for this run; "ray:auto", "ray:HOST:PORT": of a cluster. No bit changes
+                              made for this run; "ray:auto", "ray:HOST:PORT": of a cluster; "loopback": every node
+                              alone, every row as bytes. No bit changes. Or a class such as `polytier.Engine` describes
 
         A wrapper of several methods takes federation, model, loss, l2, batch_size and batching once for all of
         them or one by name.
@@ -107,9 +115,9 @@ class Training:
         }  # fmt: skip
         methods = algorithm.parts() or {"": algorithm}
         of_each = {name: {k: one_of(k, v, name, methods) for k, v in own.items()} for name in methods}
-        self.codec = CODECS[codec or dtype]
+        self.codec, self.upload = make_codec(codec or dtype), make_upload(upload)
         self.threads = torch.get_num_threads()
-        settle()
+        configure_process()
         try:
             made: dict[str, Objective] = {}  # models alike share theirs: its graphs are traced once
             contexts = {
@@ -120,7 +128,8 @@ class Training:
             note_flat(topology, list(contexts.values()))
             for warning in algorithm.check(self._server(0)):
                 log.warning("%s", warning)
-            self.use(make_engine(engine, self.context, self.codec, tile, inner_tile, workers))
+            layout = {"tile": tile, "inner_tile": inner_tile, "workers": workers}
+            self.use(make_engine(engine, self.context, codec=self.codec, upload=self.upload, **layout))
         except Exception:
             torch.set_num_threads(self.threads)
             raise
@@ -135,6 +144,8 @@ class Training:
             "seed": seed, "absent": absent, "eval_every": eval_every, "dtype": dtype, "on": on,
             "codec": self.codec.name, **({"models": recorded} if algorithm.parts() else recorded[""]),
         }  # fmt: skip
+        if self.upload is not None:
+            self.settings["upload"] = str(self.upload) if isinstance(self.upload, Upload) else "python"
         self.choose_workers = workers is None and engine == "stacked"
         first = {name: context.objective.initial.unsqueeze(0).clone() for name, context in contexts.items()}
         self.state: Rows = algorithm.init(first if algorithm.parts() else first[""])
@@ -151,7 +162,7 @@ class Training:
         """The messages of the run; where there are several models each one's context has its own."""
         return self.context.ledger
 
-    def use(self, engine: Any) -> None:
+    def use(self, engine: Engine) -> None:
         """Run the nodes by this engine."""
         for context in (self.context, *self.context.parts):
             context.engine = engine
@@ -159,7 +170,7 @@ class Training:
     @property
     def _remote(self) -> bool:
         """Whether nodes, and what they keep, are in processes that may be lost."""
-        return getattr(self.context.engine, "remote", False)
+        return engine_of(self.context).remote
 
     def keep_in(self, folder: Path) -> None:
         """Keep the nodes' rows in files there; a checkpoint then leaves them where they are. Before the first round."""
@@ -185,7 +196,7 @@ class Training:
         self.close()
 
     def close(self) -> None:
-        self.context.engine.close()  # type: ignore[attr-defined]
+        engine_of(self.context).close()
         torch.set_num_threads(self.threads)
 
     def run(self, rounds: int, callbacks: Iterable[Callback] = (), stop: Callable[[], bool] = lambda: False) -> Run:
@@ -200,7 +211,7 @@ class Training:
                 if self.choose_workers and self.round > 1:  # the first round also traced
                     self.choose_workers = False
                     if seconds * (rounds - self.round) > WORKERS_PAY:
-                        self.context.engine.use_workers(os.cpu_count() or 1)  # type: ignore[attr-defined]
+                        engine_of(self.context).use_workers(os.cpu_count() or 1)
                 record = self._surely(lambda spent=seconds: self._record(spent, last=self.round == rounds))
                 self.history.append(record)
                 for callback in callbacks:
@@ -224,7 +235,7 @@ class Training:
         self.round += 1
         if when_kept(self.round):
             self.collaboration |= self.learned()
-        tidy()
+        release_memory()
         seconds = time.perf_counter() - started
         self.seconds += seconds
         return seconds

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from polytier.data.batches import Batches, check_batch_size
 from polytier.data.federation import Federation
-from polytier.engines.stacked import Stacked
-from polytier.messages.codec import CODECS, Codec
+from polytier.engines.build import find_engine
+from polytier.messages.codec import make_codec
 from polytier.messages.ledger import Ledger
 from polytier.method.algorithm import Algorithm
 from polytier.method.context import Context
@@ -124,17 +124,6 @@ def named(participation: tuple[Participation, ...], topology: Topology) -> tuple
     return tuple(rule.of(topology.names[tier]) for tier, rule in enumerate(participation))
 
 
-def make_engine(
-    name: str, context: Context, codec: Codec, tile: int | None, inner_tile: int | None, workers: int | None
-) -> Any:
-    if name == "stacked":
-        return Stacked(context, codec, tile=tile, inner_tile=inner_tile, workers=workers or 1)
-    from polytier.engines.ray.driver import Ray
-
-    address = name.partition(":")[2]
-    return Ray(context, codec, tile=tile, inner_tile=inner_tile, workers=workers, address=address)
-
-
 def check_settings(eval_every, workers, tile, dtype, on, codec, absent, engine) -> None:
     for name, value in (
         ("eval-every", eval_every),
@@ -143,15 +132,12 @@ def check_settings(eval_every, workers, tile, dtype, on, codec, absent, engine) 
     ):
         if not isinstance(value, int | np.integer) or value < 1:
             raise ValueError(f"{name} is a whole number of at least 1; got {value!r}")
-    allowed = {
-        "dtype": (dtype, ("float32", "float64")), "absent": (absent, ("skip", "stale")),
-        "codec": (codec, (None, *CODECS)),
-    }  # fmt: skip
+    allowed = {"dtype": (dtype, ("float32", "float64")), "absent": (absent, ("skip", "stale"))}
     for name, (value, choices) in allowed.items():
         if value not in choices:
-            raise ValueError(f"{name} {value!r} is unknown; allowed: {', '.join(c for c in choices if c)}")
-    if engine not in ("stacked", "ray") and (not engine.startswith("ray:") or engine == "ray:"):
-        raise ValueError(f"engine {engine!r} is unknown; allowed: stacked, ray, ray:auto and ray:HOST:PORT")
+            raise ValueError(f"{name} {value!r} is unknown; allowed: {', '.join(choices)}")
+    make_codec(codec or dtype)
+    find_engine(engine)
     backend = on.split(":")[0]
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not there.get(backend, False):

@@ -56,6 +56,14 @@ def cat_rows(pieces: Sequence[Rows]) -> Rows:
 
 
 @dataclass
+class Answered:
+    """The answers of some receivers of a call: rows [k, ...], and which receivers [k] they are, in increasing order."""
+
+    rows: Rows
+    which: Tensor
+
+
+@dataclass
 class Folded:
     """Sums of blocks first .. first + count: by weight, the weighted sum of the answers and of the weights."""
 

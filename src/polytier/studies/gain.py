@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any
 
+from polytier.engines.protocol import engine_of
 from polytier.runs.evaluate import evaluate
 from polytier.runs.loop import Training
 
@@ -163,15 +164,15 @@ def identity(together: Training, name: str) -> tuple[Any, ...]:
 
 def alone(together: Training, name: str, rounds: int) -> Training:
     """The same training of one of the models, by itself; judged after the last round."""
-    context, engine = together.context.scopes[name], together.context.engine
+    context, engine = together.context.scopes[name], engine_of(together.context)
     rules, objective = context.participation, context.objective
     single = Training(
         context.algorithm, context.batches.federation, context.module, seed=context.seed, topology=context.topology,
         loss=objective.sample_loss, metrics=context.metrics, l2=objective.l2, team_participation=rules[1],
         device_participation=rules[-1], absent=context.absent, batch_size=context.batch_size, eval_every=rounds,
-        workers=None if together.choose_workers else engine.workers, tile=engine.tiles[name],  # type: ignore[attr-defined]
-        dtype=together.settings["dtype"], on=together.settings["on"], codec=together.codec.name,
-        batching=objective.batching,
+        workers=None if together.choose_workers else engine.workers, tile=engine.tiles[name],
+        dtype=together.settings["dtype"], on=together.settings["on"], codec=together.codec,
+        upload=together.upload, batching=objective.batching,
     )  # fmt: skip
     single.context.objective = objective  # its graphs are traced
     return single

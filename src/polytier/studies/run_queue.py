@@ -24,7 +24,7 @@ from rich.progress_bar import ProgressBar
 
 from polytier._terminal import BAD_INPUT, Interrupt, say
 from polytier._terminal import INTERRUPTED as EXIT_INTERRUPTED
-from polytier.engines.processes import hear, start
+from polytier.engines.process_start import start_process, unblock_interrupts
 from polytier.report import comparison
 from polytier.report.comparison import DIVERGED, DONE, FAILED, INTERRUPTED, NOT_APPLICABLE, RUNNING, WAITING
 from polytier.runs.config import Config, check_config, read_toml, to_toml
@@ -114,7 +114,7 @@ def ends(tasks: Sequence[Task], jobs: int, stop: Callable[[], bool], logs: Path)
                 task = waiting.pop(0)
                 task.asked.write_text(to_toml(task.config.model_dump()), encoding="utf-8")
                 said = logs / task.folder.name
-                running.append((task, start(work, command(task), said), said))
+                running.append((task, start_process(work, command(task), said), said))
                 task.state = RUNNING
             if stop() and not asked:
                 asked = True
@@ -163,7 +163,7 @@ def set_apart(said: Path) -> None:
         os.close(file)
     if sys.platform != "win32":
         os.setpgid(0, 0)
-    hear()
+    unblock_interrupts()
 
 
 def tell(running: Sequence[tuple[Task, BaseProcess, Path]]) -> None:
