@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import outside
 from commands import SMALL, call
 from polytier import AL2GD, ALGORITHMS, MFARR, CoBo, Diverged, FedAvg, Federation, PerMFL, Topology
 from polytier.engines.protocol import engine_of
@@ -126,6 +127,8 @@ def test_trees_and_settings():
     compared(PERMFL, absent="stale", codec="float16", dtype="float32", batching="stacked", **PART)
     compared(FedAvg(0.1, 2), federation_of(30), absent="stale", codec="sparse", tile=4, device_participation=0.5)
     compared(CoBo(0.1, clients="teams", sampling="all"), **PART)
+    compared(PERMFL, upload="clip:0.05,noise:0.5", codec="int8", dtype="float32", **PART)
+    compared(outside.Averaging(), federation_of(30), upload=outside.Halved(), codec=outside.Whole(), tile=4)
     dropping = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Dropout(0.5))
     compared(short("validation"), model=dropping)  # masks of mini-batches, and of all samples of a split
     several = MFARR({"a": PERMFL, "b": FedAvg(0.1, 2), "c": CoBo(0.1)})  # one with teams, two flat ones

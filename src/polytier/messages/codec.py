@@ -288,7 +288,7 @@ class Int8(Floats):
         if not row.is_floating_point():
             return super().encode(row)
         scale, levels = self._levels(row.cpu().unsqueeze(0))
-        if not torch.isfinite(scale).all():
+        if not torch.isfinite(scale * LEVELS).all():
             raise ValueError(not_finite(self.name))
         return scale.numpy().astype(SCALE).tobytes() + levels.to(torch.int8).numpy().tobytes()
 
@@ -298,13 +298,13 @@ class Int8(Floats):
         size = like.numel()
         if len(message) != SCALE.itemsize + size:
             raise ValueError(damaged(self.name, message, size, f"its length is not {SCALE.itemsize} + {size}"))
-        scale = np.frombuffer(message[: SCALE.itemsize], SCALE).copy()
-        levels = np.frombuffer(message[SCALE.itemsize :], np.int8)
-        if not np.isfinite(scale[0]) or np.signbit(scale[0]):
-            raise ValueError(damaged(self.name, message, size, f"its scale is {scale[0]}"))
+        scale = torch.from_numpy(np.frombuffer(message[: SCALE.itemsize], SCALE).copy())
+        levels = torch.from_numpy(np.frombuffer(message[SCALE.itemsize :], np.int8).astype(SCALE))
+        if not torch.isfinite(scale * LEVELS) or torch.signbit(scale):
+            raise ValueError(damaged(self.name, message, size, f"its scale is {float(scale)}"))
         if (levels < -LEVELS).any():
             raise ValueError(damaged(self.name, message, size, f"it has a value below -{LEVELS}"))
-        return (torch.from_numpy(levels.astype(SCALE)) * torch.from_numpy(scale)).to(like.dtype).reshape(like.shape)
+        return (levels * scale).to(like.dtype).reshape(like.shape)
 
     def through(self, rows: Tensor) -> Tensor:
         if not rows.is_floating_point():

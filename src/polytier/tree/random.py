@@ -86,7 +86,7 @@ def uniform(keys: Tensor, count: int) -> Tensor:
 def normal(keys: Tensor, count: int) -> Tensor:
     """[n, count] draws from the standard normal distribution, float64, by the transform of Box and Muller."""
     pairs = -(-count // 2)
-    u, v = uniform(keys, 2 * pairs).split(pairs, -1)
+    u, v = uniform(keys, 2 * pairs).split([pairs, pairs], -1)
     radius, angle = (-2 * torch.log1p(-u)).sqrt(), 2 * math.pi * v
     return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :count]
 
