@@ -248,7 +248,9 @@ class Kill(Callback):
         self.rounds.append(record["round"])
         if record["round"] in self.after:
             for k in self.which:
-                self.ray.kill(training.context.engine.actors[k])  # type: ignore[attr-defined]
+                driver = training.context.engine
+                assert isinstance(driver, Ray)
+                self.ray.kill(driver.actors[k])
 
 
 @pytest.mark.usefixtures("again")

@@ -219,6 +219,11 @@ def test_a_transform_that_answers_something_else_is_named(transform, got):
         left(FedAvg(0.1, 2), upload=transform)
 
 
+def test_a_transform_that_cannot_be_pickled_needs_one_process():
+    with pytest.raises(ValueError, match=r"upload cannot be sent to worker processes .*; define it at the top level"):
+        left(FedAvg(0.1, 2), upload=lambda change, keys, clock: change, workers=2)
+
+
 def test_what_a_run_records():
     for given, recorded in ((UPLOAD, UPLOAD), (outside.Halved(), "python"), (None, None)):
         with Training(FedAvg(), federation_of(), "mclr", upload=given, batching="eager") as training:

@@ -179,6 +179,8 @@ def test_a_codec_needs_encode_and_decode_alone():
     assert Crude().plain.name == "crude"
     with pytest.raises(NotImplementedError, match="Codec needs a method encode"):
         Codec().encode(rows[0])
+    with pytest.raises(ValueError, match="codec Codec needs an attribute name"):
+        make_codec(Codec())
 
 
 # -- in a run ------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ uploads (devices only) or a codec of changes (all tiers):
                                                          encode(reference + change)
     parent           received = reference + decode(message)
 
-The reference is what the node was sent, so both sides know it. All other fields travel in the plain format.
+The reference is what the node was sent, so both sides know it. All other fields travel in the plain format. Differences
+and sums are rounded, so that even a change that a transform leaves as it is may arrive with other last bits.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ result, because blocks are fixed by the topology and added in order.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -60,8 +61,13 @@ class Stacked:
         self.use_workers(workers or 1)
 
     def use_workers(self, workers: int) -> None:
-        """Compute devices in this many processes from now on. Data and memory move into files that they share."""
+        """Compute devices in this many processes from now on. Data and memory move into files that they share.
+
+        Raises:
+            ValueError: If the codec or the transform of uploads cannot be pickled, which other processes need.
+        """
         if workers > 1 and self._processes is None:
+            check_picklable(self.exchange)
             program = partial(compute_in_worker, tiles=self.tiles, exchange=self.exchange)
             self._processes = Workers(self.context, workers, program)
         self.workers = workers
@@ -105,6 +111,18 @@ class Stacked:
         for (start, end, first), (answer, nbytes, steps) in zip(runs, answers, strict=True):
             self.context.scope(call.scope).device_steps += steps
             yield start, end, first, answer, nbytes
+
+
+def check_picklable(exchange: Exchange) -> None:
+    """Stop with advice if a user's codec or transform cannot be sent to another process."""
+    for name, value in (("codec", exchange.codec), ("upload", exchange.upload)):
+        try:
+            pickle.dumps(value)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ValueError(
+                f"{name} cannot be sent to worker processes ({error}); define it at the top level of a module, or use "
+                "workers=1"
+            ) from None
 
 
 def compute_in_worker(

@@ -420,6 +420,8 @@ def make_codec(codec: str | Codec) -> Codec:
         'top:0.1'
     """
     if isinstance(codec, Codec):
+        if not hasattr(codec, "name"):
+            raise ValueError(f"codec {type(codec).__name__} needs an attribute name, which a run records")
         return codec
     if not isinstance(codec, str):
         raise ValueError(f"codec is a name or an instance of a subclass of polytier.Codec; got {codec!r}")

@@ -59,8 +59,8 @@ def check_algorithm(
             training.run(until, [Absent(name)])
             return training
 
-    def same(other: Training, what: str, advice: str, traffic: bool = True) -> None:
-        wrong = differing(results(expected, traffic), results(other, traffic))
+    def same(other: Training, what: str, advice: str) -> None:
+        wrong = differing(results(expected, True), results(other, True))
         assert not wrong, f"{name}: {what} gives another {wrong}; {advice}"
 
     with reference:
