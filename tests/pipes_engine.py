@@ -10,7 +10,7 @@ import copy
 import multiprocessing
 import pickle
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from polytier.data.federation import Federation
-from polytier.engines.processes import start
+from polytier.engines.exchange import Exchange
+from polytier.engines.process_start import start_process
 from polytier.messages.codec import CODECS, Codec
 from polytier.messages.ledger import Ledger
 from polytier.method.algorithm import Algorithm
@@ -38,18 +39,30 @@ EXACT = CODECS["float64"]  # evaluation is not part of the traffic: nothing is r
 class Pipes:
     """What a node does with its calls: sends them to its children, each by its own pipe."""
 
+    remote, workers, tiles = False, 1, {"": 1}
+
     def __init__(
-        self, context: Context, codec: Codec, tier: int, below: dict[int, Connection], ledger: Ledger | None = None
+        self,
+        context: Context,
+        exchange: Exchange,
+        tier: int,
+        below: dict[int, Connection],
+        ledger: Ledger | None = None,
     ):
-        self.context, self.codec, self.tier, self.below, self.ledger = context, codec, tier, below, ledger
+        self.context, self.exchange, self.tier, self.below, self.ledger = context, exchange, tier, below, ledger
 
     def deliver(self, call: Call) -> Iterator[Any]:
         ids = call.ids.tolist()
         for i, node in enumerate(ids):
-            self._count(call, "down", node, send(self._pipe(call.tier, node), self.codec, call.part(i, i + 1)))
+            plain = self.exchange.codec.plain
+            self._count(call, "down", node, send(self._pipe(call.tier, node), plain, call.part(i, i + 1)))
         answers = []
-        for node in ids:
-            answer, nbytes = receive(self._pipe(call.tier, node), CODECS["float64"] if call.quiet else self.codec)
+        for i, node in enumerate(ids):
+            alone = call.part(i, i + 1)
+            answer, nbytes = receive(self._pipe(call.tier, node), codecs(self, alone))
+            if not call.quiet:
+                alone = replace(alone, rows=self.exchange.down(alone.rows))  # as the node has got them
+                answer = self.exchange.incoming(self.context, alone, answer)
             self._count(call, "up", node, nbytes)
             answers.append(answer)
         if not call.quiet and call.tier < self.context.topology.leaf and self.tier == 0:
@@ -73,11 +86,18 @@ class Pipes:
         ask = replace(call, method=kept_model, rows={}, blocks=None, shares=None, quiet=True)
         for i, node in enumerate(call.ids.tolist()):
             send(self.below[node], EXACT, ask.part(i, i + 1))
-            answer, _ = receive(self.below[node], EXACT)
+            answer, _ = receive(self.below[node], lambda field: EXACT)
             if "model" in as_dict(answer):
                 self.context.memory.write(call.tier, "model", call.ids[i : i + 1], as_dict(answer)["model"])
 
+    def use_workers(self, workers: int) -> None: ...
+
     def close(self) -> None: ...
+
+
+def codecs(engine: Pipes, call: Call) -> Callable[[str], Codec]:
+    """The codec of each field of an answer."""
+    return lambda field: EXACT if call.quiet else engine.exchange.codec_of(engine.context, call, field)
 
 
 def kept_model(algorithm: Algorithm, rows: Rows, node: Children) -> Rows:
@@ -90,27 +110,29 @@ def kept_model(algorithm: Algorithm, rows: Rows, node: Children) -> Rows:
 
 def send(pipe: Connection, codec: Codec, call: Call) -> int:
     codec = EXACT if call.quiet else codec
-    message, nbytes = pack(codec, map_rows(lambda r: r[call.sender], call.rows))
+    message, nbytes = pack(lambda field: codec, map_rows(lambda r: r[call.sender], call.rows))
     pipe.send_bytes(pickle.dumps(("call", (call.tier, int(call.ids[0]), call.method, call.clock, call.quiet, message))))
     return nbytes
 
 
-def receive(pipe: Connection, codec: Codec) -> tuple[Rows, int]:
+def receive(pipe: Connection, codec_of: Callable[[str], Codec]) -> tuple[Rows, int]:
     kind, body = pickle.loads(pipe.recv_bytes())
     if kind == "error":
         raise RuntimeError(body)
-    return unpack(codec, body)
+    return unpack(codec_of, body)
 
 
-def pack(codec: Codec, rows: Rows) -> tuple[Any, int]:
+def pack(codec_of: Callable[[str], Codec], rows: Rows) -> tuple[Any, int]:
     """One row as bytes with its names, types and shapes; and how many bytes the codec made."""
-    parts = {k: (v.dtype, tuple(v.shape[1:]), codec.encode(v[0])) for k, v in as_dict(rows).items()}
+    parts = {k: (v.dtype, tuple(v.shape[1:]), codec_of(k).encode(v[0])) for k, v in as_dict(rows).items()}
     return (isinstance(rows, dict), parts), sum(len(p[2]) for p in parts.values())
 
 
-def unpack(codec: Codec, message: Any) -> tuple[Rows, int]:
+def unpack(codec_of: Callable[[str], Codec], message: Any) -> tuple[Rows, int]:
     named, parts = message
-    rows = {k: codec.decode(b, torch.empty(shape, dtype=dtype)).unsqueeze(0) for k, (dtype, shape, b) in parts.items()}
+    rows = {
+        k: codec_of(k).decode(b, torch.empty(shape, dtype=dtype)).unsqueeze(0) for k, (dtype, shape, b) in parts.items()
+    }
     return (rows if named else rows[""]), sum(len(p[2]) for p in parts.values())
 
 
@@ -128,8 +150,8 @@ def serve(up: list[Connection], below: dict[int, Connection]) -> None:
             if kind == "stop":
                 return
             if kind == "context":
-                context, codec, tier = body
-                engine = context.engine = Pipes(context, codec, tier, below)
+                context, exchange, tier = body
+                engine = context.engine = Pipes(context, exchange, tier, below)
                 continue
             assert engine is not None
             try:
@@ -139,13 +161,15 @@ def serve(up: list[Connection], below: dict[int, Connection]) -> None:
 
 
 def run(engine: Pipes, tier: int, node: int, method: Any, clock: Any, quiet: bool, message: Any) -> Any:
-    codec = EXACT if quiet else engine.codec
-    rows, _ = unpack(codec, message)
+    plain = EXACT if quiet else engine.exchange.codec.plain
+    rows, _ = unpack(lambda field: plain, message)
     one = torch.zeros(1, dtype=torch.int64)
     call = Call(tier, torch.tensor([node]), method, clock, rows, one, quiet=quiet)
     if tier == engine.tier:
-        return pack(codec, execute(engine.context, call, 0, 1))[0]
-    return pack(codec, cat_rows(list(engine.deliver(call))))[0]  # for a device below this team
+        answer = engine.exchange.outgoing(engine.context, call, execute(engine.context, call, 0, 1))
+    else:
+        answer = cat_rows(list(engine.deliver(call)))  # for a device below this team: evaluation
+    return pack(codecs(engine, call), answer)[0]
 
 
 class Processes:
@@ -162,11 +186,12 @@ class Processes:
             below[team][device], end = pipe()
             ups[device].append(end)
         jobs = [([end], below[k]) for k, end in enumerate(team_ends)] + [(up, {}) for up in ups]
-        self.processes = [start(serve, *job, daemon=True) for job in jobs]
+        self.processes = [start_process(serve, *job, daemon=True) for job in jobs]
 
     def attach(self, training: Loop) -> None:
         """Give every node its context: only a device's own process has its samples."""
-        context, codec, leaf = training.context, training.codec, training.context.topology.leaf
+        context, leaf = training.context, training.context.topology.leaf
+        exchange = Exchange(training.codec, training.assembly.upload)
         pipes = {1: self.teams, 2: self.devices} if leaf == 2 else {1: self.devices}
         for tier, nodes in pipes.items():
             for node, pipe in enumerate(nodes):
@@ -174,9 +199,9 @@ class Processes:
                 batches = copy.copy(context.batches)
                 batches.federation = only(batches.federation, own)
                 part = replace(context, batches=batches, memory=Memory(context.topology), engine=None)  # type: ignore[arg-type]
-                pipe.send_bytes(pickle.dumps(("context", (part, codec, tier))))
+                pipe.send_bytes(pickle.dumps(("context", (part, exchange, tier))))
         context.batches.federation = only(context.batches.federation, None)
-        context.engine = Pipes(context, codec, 0, dict(enumerate(pipes[1])), training.ledger)
+        training.use(Pipes(context, exchange, 0, dict(enumerate(pipes[1])), training.ledger))
 
     def close(self) -> None:
         for pipe in (*self.teams, *self.devices):

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     )
     from polytier.data.build import build_federation
     from polytier.data.federation import Federation
+    from polytier.engines.build import make_engine
+    from polytier.engines.protocol import Engine
+    from polytier.messages.codec import Codec
+    from polytier.messages.transforms import Transform
     from polytier.method.algorithm import Algorithm
     from polytier.method.call import Diverged
     from polytier.method.node import Children, LocalProblem
@@ -88,6 +92,10 @@ _HOME = {
     ),
     "polytier.data.build": ("build_federation",),
     "polytier.data.federation": ("Federation",),
+    "polytier.engines.build": ("make_engine",),
+    "polytier.engines.protocol": ("Engine",),
+    "polytier.messages.codec": ("Codec",),
+    "polytier.messages.transforms": ("Transform",),
     "polytier.method.algorithm": ("Algorithm",),
     "polytier.method.call": ("Diverged",),
     "polytier.method.node": (

@@ -18,6 +18,7 @@ from polytier import FedAvg, Federation, PerMFL, Run, Topology, check_algorithm,
 from polytier.algorithms import LocalTraining
 from polytier.algorithms.multimodel import MFARR, MFARand, MultiModel
 from polytier.data.synthetic import quadratics, tridiagonal
+from polytier.engines.stacked import Stacked
 from polytier.method.call import Clock
 from polytier.method.context import Context
 from polytier.method.node import Children
@@ -345,7 +346,9 @@ def test_the_same_bits():
         same(left(training), expected)
     with mixed(MIXED, tile=1, workers=2) as training:
         training.run(3)
-        assert training.context.engine._processes is not None  # type: ignore[attr-defined]
+        engine = training.context.engine
+        assert isinstance(engine, Stacked)
+        assert engine._processes is not None
         same(left(training), expected)
 
 

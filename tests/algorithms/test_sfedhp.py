@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from oracle_cases import ROUNDS, SETTINGS, STEPS, WEIGHTS, Case, agree, cases, fixed_case
 from oracles import NEST, Models
-from polytier import PerMFL, Topology, check_algorithm, train
+from polytier import Codec, PerMFL, Topology, check_algorithm, make_engine, train
 from polytier.algorithms.sfedhp import SFedHP
 from polytier.data.synthetic import quadratics
 from polytier.runs.loop import make_loop
@@ -184,8 +184,10 @@ def test_ends_at_the_stationary_point_of_quadratics():
 # -- what travels, and the contract -------------------------------------------------------------------
 
 
-class Spy:
+class Spy(Codec):
     """A codec that changes nothing and keeps what travels."""
+
+    name = "spy"
 
     def __init__(self) -> None:
         self.rows: list[torch.Tensor] = []
@@ -202,7 +204,8 @@ class Spy:
 def test_what_travels_has_exact_zeros_or_none(fields):
     case = fixed_case(4)
     with make_loop(SFedHP(team_rounds=2, **fields), case.federation, "mclr", **case.settings) as training:
-        training.context.engine.codec = spy = Spy()  # type: ignore[attr-defined]
+        spy = Spy()
+        training.use(make_engine("stacked", training.context, codec=spy))
         run = training.run(4)
     assert run.global_ is not None
     small = fields["threshold"] * fields["smoothing"]

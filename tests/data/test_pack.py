@@ -150,7 +150,7 @@ def test_workers_map_the_packed_file(tmp_path):
     with make_loop(FedAvg(), Federation.open("packed"), "mclr", workers=2, batching="eager") as training:
         engine: Any = training.context.engine
         folder: Path = engine._processes.folder
-        sent = processes.spec(training.context, folder / "0")
+        sent = processes.describe_shared(training.context, folder / "0")
         assert sent["x"] == (packed / "x", "uint8", [12, 1, 2, 2])
         assert sent["y"] == (packed / "y", "int64", [12])
         assert len(sent["federation"].x) == len(sent["federation"].y) == 0
@@ -161,7 +161,7 @@ def test_samples_in_memory_are_written_once_for_workers(tmp_path):
     federation = made("images")
     with make_loop(FedAvg(), federation, "mclr", workers=2, batching="eager") as training:
         engine: Any = training.context.engine
-        sent = processes.spec(training.context, engine._processes.folder / "0")
+        sent = processes.describe_shared(training.context, engine._processes.folder / "0")
         assert sent["x"][0] == engine._processes.folder / "0" / "x"
         assert torch.equal(mapped.from_file(*sent["x"]), federation.x)
         assert torch.equal(training.context.batches.federation.x, federation.x)

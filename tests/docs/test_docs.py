@@ -41,6 +41,19 @@ def test_method_of_contributing_keeps_the_contract():
     polytier.check_algorithm(names["MyMethod"]())
 
 
+def test_extensions_of_the_docs_run(capsys):
+    """All blocks in one namespace, as one reads them."""
+    names: dict = {"__name__": __name__}
+    for language, text in blocks("docs/extending.md"):
+        assert language == "python"
+        exec(text, names)
+    assert names["run"].history[-1]["round"] == 2
+    said = capsys.readouterr().out
+    assert "(2, 'solve')" in said  # the engine's times by tier and program
+    up, down = (names["run"].ledger.read(direction=way) for way in ("up", "down"))
+    assert 20 < down / up < 32
+
+
 def test_public_names_exist():
     for name in polytier.__all__:
         assert getattr(polytier, name) is not None

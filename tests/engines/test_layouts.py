@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pipes_engine import Processes
-from polytier import FedAvg, Federation, HierFedAvg, PerMFL, PFedMe, Topology, train
+from polytier import IFCA, FedAvg, Federation, HierFedAvg, PerMFL, PFedMe, Topology, train
 from polytier.data.synthetic import quadratics
 from polytier.runs.loop import make_loop
 from polytier.runs.run import Run
@@ -136,18 +136,21 @@ def test_every_node_a_process():
     topology = Topology.build(federation.ids, ["a", "b", "a", "b"])
     processes = Processes(topology)
     try:
-        for algorithm, codec in (
-            (PERMFL, None),
-            (PERMFL, "float16"),
-            (HierFedAvg(0.1, 3, team_rounds=2), None),
-            (FedAvg(0.1, 3), None),
-            (PFedMe(0.1, 0.1, device_steps=2, local_rounds=2), None),
+        for algorithm, codec, upload in (
+            (PERMFL, None, None),
+            (PERMFL, "float16", None),
+            (PERMFL, "int8", "clip:0.1,noise:0.5"),
+            (HierFedAvg(0.1, 3, team_rounds=2), None, "noise:0.1"),
+            (FedAvg(0.1, 3), "top:0.3", "clip:0.1"),
+            (PFedMe(0.1, 0.1, device_steps=2, local_rounds=2), None, None),
+            (IFCA(0.1, 2), "int8", "clip:0.1,noise:1.0"),
         ):
             settings: dict[str, Any] = {
                 "topology": topology,
                 "batch_size": 4,
                 "device_participation": 0.5,
                 "codec": codec,
+                "upload": upload,
             }
             expected = train(algorithm, federation, "mclr", rounds=2, **settings)
             with make_loop(algorithm, federation, "mclr", **settings) as training:

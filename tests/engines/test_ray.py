@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+import outside
 from commands import SMALL, call
 from polytier import AL2GD, ALGORITHMS, MFARR, CoBo, Diverged, FedAvg, Federation, PerMFL, Topology
+from polytier.engines.protocol import engine_of
 from polytier.engines.ray import driver as engine
 from polytier.engines.ray.driver import Ray
 from polytier.engines.stacked import Stacked
@@ -96,7 +98,7 @@ def compared(algorithm: Any, federation: Any = None, model: Any = "mclr", rounds
                 for kind, rows in (("personal", part.personal), ("team", part.team), ("global", part.global_))
             }
             found.append(left(training) | models)
-    assert training.context.engine.workers == 2  # type: ignore[attr-defined]
+    assert engine_of(training.context).workers == 2
     assert not differing(*found)
     return training
 
@@ -125,6 +127,8 @@ def test_trees_and_settings():
     compared(PERMFL, absent="stale", codec="float16", dtype="float32", batching="stacked", **PART)
     compared(FedAvg(0.1, 2), federation_of(30), absent="stale", codec="sparse", tile=4, device_participation=0.5)
     compared(CoBo(0.1, clients="teams", sampling="all"), **PART)
+    compared(PERMFL, upload="clip:0.05,noise:0.5", codec="int8", dtype="float32", **PART)
+    compared(outside.Averaging(), federation_of(30), upload=outside.Halved(), codec=outside.Whole(), tile=4)
     dropping = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Dropout(0.5))
     compared(short("validation"), model=dropping)  # masks of mini-batches, and of all samples of a split
     several = MFARR({"a": PERMFL, "b": FedAvg(0.1, 2), "c": CoBo(0.1)})  # one with teams, two flat ones
@@ -148,7 +152,7 @@ class Flaky(Stacked):
 
 def test_nodes_that_are_lost_again_and_again():
     with make_loop(PERMFL, federation_of(), "mclr", batching="eager") as training:
-        training.use(Flaky(training.context, training.codec))
+        training.use(Flaky(training.context, codec=training.codec))
         with pytest.raises(NodesLost, match="nodes were lost, 3 times in a row; resume the run, with fewer --workers"):
             training.run(3)
     assert Flaky.rounds == {0, 1}
@@ -225,7 +229,7 @@ def test_advice(ray, monkeypatch, tmp_path):
     with make_loop(FedAvg(), federation_of(), "mclr") as training:
         training.context.objective.device = torch.device("cuda")
         with pytest.raises(ValueError, match="--engine stacked"):
-            Ray(training.context, training.codec)
+            Ray(training.context, codec=training.codec)
     monkeypatch.setitem(sys.modules, "ray", None)
     assert 'pip install "polytier[ray]"' in call("run", *SMALL, "--engine", "ray", code=2).output
     assert not list(tmp_path.iterdir())
@@ -244,7 +248,9 @@ class Kill(Callback):
         self.rounds.append(record["round"])
         if record["round"] in self.after:
             for k in self.which:
-                self.ray.kill(training.context.engine.actors[k])  # type: ignore[attr-defined]
+                driver = training.context.engine
+                assert isinstance(driver, Ray)
+                self.ray.kill(driver.actors[k])
 
 
 @pytest.mark.usefixtures("again")

@@ -299,14 +299,14 @@ def test_close_leaves_nothing(workers):
     workers.close()  # once more does no harm
 
 
-def test_free_memory_is_given_back_now_and_then(monkeypatch):
-    from polytier.engines import machine
+def test_free_memory_is_released_every_ten_seconds(monkeypatch):
+    from polytier.engines import process_settings
 
     asked, now = [], [100.0]
-    monkeypatch.setattr(machine.ctypes, "CDLL", lambda _: SimpleNamespace(malloc_trim=asked.append))
-    monkeypatch.setattr(machine.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(machine, "tidied", 100.0)
+    monkeypatch.setattr(process_settings.ctypes, "CDLL", lambda _: SimpleNamespace(malloc_trim=asked.append))
+    monkeypatch.setattr(process_settings.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(process_settings, "_released", 100.0)
     for second in (105.0, 111.0, 115.0, 122.0):
         now[0] = second
-        machine.tidy()
+        process_settings.release_memory()
     assert asked == [0, 0]  # at 111 and 122

@@ -102,7 +102,7 @@ def test_metrics_per_device_have_the_same_bits_in_any_layout(federation, layout,
         PerMFL(**QUICK), federation, "mclr", metrics=ALL, **(layout if isinstance(layout, dict) else {})
     ) as training:
         if layout == "loopback":
-            training.use(Loopback(training.context, training.codec))
+            training.use(Loopback(training.context, codec=training.codec))
         run = training.run(2)
     for one, other in zip(run.history, wanted.history, strict=True):
         assert {k: one[k] for k in ("personal", "team", "global")} == {

@@ -47,7 +47,7 @@ class Here:
 def here(monkeypatch) -> list[bool]:
     """Runs are made in this process; for each one, whether it was resumed."""
     resumed: list[bool] = []
-    monkeypatch.setattr(tasks, "start", lambda work, *given: resumed.append(given[2]) or Here(*given))
+    monkeypatch.setattr(tasks, "start_process", lambda work, *given: resumed.append(given[2]) or Here(*given))
     return resumed
 
 
@@ -213,7 +213,7 @@ def test_a_run_that_diverges_is_known_by_its_state_file(tmp_path):
 
 def test_an_interrupted_run_is_resumed_and_one_without_a_checkpoint_repeated(tmp_path, monkeypatch):
     started = []
-    monkeypatch.setattr(tasks, "start", lambda work, spec, folder, resumed, pipe: started.append(resumed))
+    monkeypatch.setattr(tasks, "start_process", lambda work, spec, folder, resumed, pipe: started.append(resumed))
     task = tasks.Task("local", compare.protocol(None, {}), tmp_path / "local-0")
     (task.folder / "checkpoints" / "round-0000003").mkdir(parents=True)
     tasks.begin(task)

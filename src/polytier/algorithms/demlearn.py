@@ -52,6 +52,7 @@ from polytier.tree.pair_weights import SHOWN
 @dataclass(frozen=True)
 class DemLearn(Algorithm):
     tiers: ClassVar[int | None] = 2
+    model_fields: ClassVar[tuple[str, ...]] = ()  # a device goes on from a mix of its own model and what it was sent
     device_lr: Step = parameter(0.05, "", "step size of a device", above=0, per="node")
     device_steps: int = parameter(20, "", "mini-batch steps per device and round", least=1)
     device_pull: float = parameter(0.002, "mu", "pull of a device's model to those of its groups", least=0)

@@ -47,6 +47,7 @@ HELD = 1 << 24  # numbers in memory at once
 @dataclass(frozen=True)
 class FC(Algorithm):
     tiers: ClassVar[int | None] = 2
+    model_fields: ClassVar[tuple[str, ...]] = ()  # momenta are sent up, no models
     budget: ClassVar[dict[str, float]] = {"rounds": 1.0}
     device_lr: Step = parameter(0.05, "eta", "step size of a client's model", above=0, per="node")
     momentum: float = parameter(0.9, "1 - alpha", "share of the old momentum in the new one", least=0, most=0.999)

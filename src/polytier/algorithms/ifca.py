@@ -25,6 +25,7 @@ model.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -42,6 +43,7 @@ RECORDED = 1000  # largest number of devices whose pairs are recorded: half a mi
 
 @dataclass(frozen=True)
 class IFCA(FedAvg):
+    model_fields: ClassVar[tuple[str, ...]] = ("model",)  # the choice is no model
     num_clusters: int = parameter(2, "k", "number of models", least=1)
     spread: float = parameter(0.05, "", "largest difference of the first models from the initial one", above=0)
 
@@ -77,6 +79,9 @@ class IFCA(FedAvg):
         x, choice = best(sent["centres"], local)
         return {"model": sgd(local, x, local.value(self.device_lr), self.device_steps), "choice": choice}
 
+    def reference(self, field: str, sent: dict[str, Tensor], answer: dict[str, Tensor]) -> Tensor:
+        return chosen(sent["centres"], answer["choice"])
+
     def global_model(self, state: Rows) -> None:
         return None
 
@@ -100,4 +105,9 @@ def best(centres: Tensor, local: LocalProblem) -> tuple[Tensor, Tensor]:
     """[n, d], [n] of the models `centres` [n, k, d] the one with the lowest training loss, and its number."""
     data = local.full()
     choice = torch.stack([local.loss(x, data) for x in centres.unbind(1)], 1).argmin(1)
-    return centres.take_along_dim(choice[:, None, None], 1).squeeze(1), choice
+    return chosen(centres, choice), choice
+
+
+def chosen(centres: Tensor, choice: Tensor) -> Tensor:
+    """[n, d] one centre of each of centres [n, k, d]."""
+    return centres.take_along_dim(choice[:, None, None], 1).squeeze(1)

@@ -44,6 +44,7 @@ Gaussian = dict[str, Tensor]  # [n, d] each: the means "model", and "rho" with d
 @dataclass(frozen=True)
 class PFedBayes(Algorithm):
     tiers: ClassVar[int | None] = 2
+    model_fields: ClassVar[tuple[str, ...]] = ("model", "rho")  # both are parameters of the global Gaussian
     device_lr: Step = parameter(0.01, "eta_1", "step size of a device's Gaussian", above=0, per="node")
     global_lr: Step = parameter(0.01, "eta_2", "step size of a device's copy of the global one", above=0, per="node")
     server_lr: float = parameter(1.0, "beta", "step size of the server", above=0)

@@ -47,6 +47,7 @@ HELD = 1 << 24  # numbers of candidate models in memory at once
 @dataclass(frozen=True)
 class ValidationWeights(Algorithm):
     tiers: ClassVar[int | None] = 2
+    model_fields: ClassVar[tuple[str, ...]] = ()  # a device goes on from its own model, and is not sent one
     device_lr: Step = parameter(0.01, "", "step size of a device", above=0, per="node")
     device_steps: int = parameter(20, "", "mini-batch steps per device and round", least=1)
     temperature: float = parameter(1.0, "", "temperature of the softmax: large values make equal weights", above=0)

@@ -1,67 +1,89 @@
-"""The embedded engine: nodes of a tier are computed in tiles of rows, on one machine.
+"""The engine for one machine: the nodes of a tier are computed in tiles of rows.
 
-Devices are grouped in runs of whole blocks; a run is computed tile by tile, each tile doing all its
-local steps before the next one starts, and its answers are summed into the run's blocks. With
-workers, runs go to processes that map the same data and the same memory. Neither the tile nor the
-number of workers changes a bit, because blocks are fixed by the topology and folded in order.
+Devices are grouped in runs of whole blocks. A run is computed tile by tile: a tile takes all its local steps before the
+next one starts, and its answers are added to the sums of the run's blocks. With workers, runs are computed by processes
+that map the same data and the same memory. Neither the size of a tile nor the number of workers changes a bit of the
+result, because blocks are fixed by the topology and added in order.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from polytier.engines.exchange import Exchange
 from polytier.engines.workers import Workers
 from polytier.messages.codec import Codec
+from polytier.messages.transforms import Transform
 from polytier.method.call import Call
 from polytier.method.context import Context
 from polytier.method.execute import execute
-from polytier.stack.rows import Folded, Rows, as_dict, cat_rows, fold, map_rows, starts_of
+from polytier.stack.rows import Folded, Rows, as_dict, cat_rows, fold, starts_of
 
-RUN = 64  # devices that are summed before their blocks are handed on
-TILE_BYTES = 16 << 20  # what a tile may touch in a step, so that it stays in cache
+RUN = 64  # devices that are summed before their blocks are yielded
+TILE_BYTES = 16 << 20  # memory that a tile may touch in a step, so that it stays in the cache of the processor
 
 
 class Stacked:
-    """Runs every node of a tree in this process, or its devices in `workers` processes."""
+    """Runs all nodes of a tree in this process, or its devices in several processes.
+
+    Args:
+        context: What the programs share.
+        codec: How rows are encoded.
+        upload: What is done to the changes of models before devices send them.
+        tile: Devices to compute at once; None: as many as fit into the cache of the processor.
+        inner_tile: Teams to compute at once; None: all of them.
+        workers: Processes that compute devices; None: one, this process.
+    """
+
+    remote = False
 
     def __init__(
         self,
         context: Context,
-        codec: Codec,
         *,
+        codec: Codec,
+        upload: Transform | None = None,
         tile: int | None = None,
         inner_tile: int | None = None,
-        workers: int = 1,
+        workers: int | None = None,
     ) -> None:
-        self.context, self.codec = context, codec
+        self.context, self.exchange = context, Exchange(codec, upload)
         self.tiles = {part.name: tile or default_tile(part) for part in context.parts}
         self.inner_tile = inner_tile
         self.workers = 1
         self._processes: Workers | None = None
-        self.use_workers(workers)
+        self.use_workers(workers or 1)
 
     def use_workers(self, workers: int) -> None:
-        """From now on compute devices in this many processes; data and memory move into files they share."""
+        """Compute devices in this many processes from now on. Data and memory move into files that they share.
+
+        Raises:
+            ValueError: If the codec or the transform of uploads cannot be pickled, which other processes need.
+        """
         if workers > 1 and self._processes is None:
-            self._processes = Workers(self.context, workers, partial(work, tiles=self.tiles, codec=self.codec))
+            check_picklable(self.exchange)
+            program = partial(compute_in_worker, tiles=self.tiles, exchange=self.exchange)
+            self._processes = Workers(self.context, workers, program)
         self.workers = workers
 
     def close(self) -> None:
+        """End the worker processes."""
         if self._processes is not None:
             self._processes.close()
             self._processes = None
 
-    def deliver(self, call: Call) -> Iterator[Any]:
+    def deliver(self, call: Call) -> Iterator[Folded | Rows]:
+        """Run the program of a call at its receivers; see `Engine.deliver`."""
         ledger = self.context.scope(call.scope).ledger
         if not call.quiet and len(call.ids):
-            call = replace(call, rows=map_rows(self.codec.through, call.rows))
-            nbytes = message_bytes(self.codec, call.rows, int(call.sender.max()) + 1)
+            call = replace(call, rows=self.exchange.down(call.rows))
+            nbytes = self.exchange.down_bytes(call.rows, int(call.sender.max()) + 1)
             ledger.add(call.tier, "down", call.ids, nbytes[call.sender])
         for start, end, first, answer, nbytes in self._runs(call):
             if not call.quiet:
@@ -69,19 +91,20 @@ class Stacked:
             yield replace(answer, first=first) if isinstance(answer, Folded) else answer
 
     def _runs(self, call: Call) -> Iterator[tuple[int, int, int, Folded | Rows, Tensor]]:
+        """For each run of receivers: start, end, number of the first block, answers or sums, bytes of each answer."""
         n, tile = len(call.ids), self.tiles[call.scope]
         if n == 0:
             return
         if call.tier < self.context.scope(call.scope).topology.leaf:
-            answer = compute(self.context, call, self.inner_tile or n, self.codec)
+            answer = compute(self.context, call, self.inner_tile or n, self.exchange)
             yield 0, n, 0, *answer
             return
         runs = cut(call, min(-(-n // self.workers), max(tile, RUN)))
-        # a row for each receiver and an answer from each: moving them costs more than a second core gains
+        # one row for each receiver and one answer from each: moving these costs more than a second process saves
         each = call.blocks is None and not call.quiet and any(len(r) == n for r in as_dict(call.rows).values())
         if self.workers == 1 or len(runs) == 1 or each:
             for start, end, first in runs:
-                yield start, end, first, *compute(self.context, call.part(start, end), tile, self.codec)
+                yield start, end, first, *compute(self.context, call.part(start, end), tile, self.exchange)
             return
         assert self._processes is not None
         answers = self._processes.run(call.part(start, end) for start, end, _ in runs)
@@ -90,19 +113,32 @@ class Stacked:
             yield start, end, first, answer, nbytes
 
 
-def work(context: Context, call: Call, tiles: dict[str, int], codec: Codec) -> tuple[Folded | Rows, Tensor, int]:
-    """In a worker: what `compute` gives, and the gradients it took."""
+def check_picklable(exchange: Exchange) -> None:
+    """Stop with advice if a user's codec or transform cannot be sent to another process."""
+    for name, value in (("codec", exchange.codec), ("upload", exchange.upload)):
+        try:
+            pickle.dumps(value)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ValueError(
+                f"{name} cannot be sent to worker processes ({error}); define it at the top level of a module, or use "
+                "workers=1"
+            ) from None
+
+
+def compute_in_worker(
+    context: Context, call: Call, tiles: dict[str, int], exchange: Exchange
+) -> tuple[Folded | Rows, Tensor, int]:
+    """What a worker process does with a call: `compute`, and the number of device steps that it took."""
     before = context.all_steps
-    return *compute(context, call, tiles[call.scope], codec), context.all_steps - before
-
-
-def message_bytes(codec: Codec, rows: Rows, n: int) -> Tensor:
-    """[n] the bytes of each row's message."""
-    return sum((codec.nbytes(r)[:n] for r in as_dict(rows).values()), torch.zeros(n, dtype=torch.int64))
+    return *compute(context, call, tiles[call.scope], exchange), context.all_steps - before
 
 
 def cut(call: Call, size: int) -> list[tuple[int, int, int]]:
-    """Runs (start, end, first block) of whole blocks, as even as these allow, with about `size` receivers each."""
+    """Cut the receivers into runs of whole blocks, of about `size` receivers each and as even as blocks allow.
+
+    Returns:
+        (start, end, number of the first block) of each run.
+    """
     n = len(call.ids)
     places = torch.arange(n + 1) if call.blocks is None else torch.cat([starts_of(call.blocks), torch.tensor([n])])
     wanted = torch.linspace(0, n, -(-n // size) + 1, dtype=torch.float64)
@@ -113,18 +149,22 @@ def cut(call: Call, size: int) -> list[tuple[int, int, int]]:
     return list(zip(places[nearest[:-1]].tolist(), places[nearest[1:]].tolist(), firsts, strict=False))
 
 
-def compute(context: Context, call: Call, tile: int, codec: Codec) -> tuple[Folded | Rows, Tensor]:
-    """The answers (or the sums of their blocks) of all receivers, and the bytes each one sent."""
+def compute(context: Context, call: Call, tile: int, exchange: Exchange) -> tuple[Folded | Rows, Tensor]:
+    """Run a call at all its receivers, tile by tile.
+
+    Returns:
+        The answers as they arrive, or the sums of their blocks; and the bytes [n] that each receiver sent.
+    """
     n = len(call.ids)
     pieces, nbytes, total = [], [], None
-    even = -(-n // -(-n // tile))  # tiles of about the same size, in fours as graphs are traced
+    even = -(-n // -(-n // tile))  # tiles of about the same size, a multiple of four as graphs are traced for fours
     size = min(tile, -(-even // 4) * 4)
     for start in range(0, n, size):
         end = min(start + size, n)
         answer = execute(context, call, start, end)
         if not call.quiet:
-            answer = map_rows(codec.through, answer)
-            nbytes.append(message_bytes(codec, answer, end - start))
+            answer, sent = exchange.up(context, call, start, end, answer)
+            nbytes.append(sent)
         if call.blocks is None:
             pieces.append(answer)
         else:
@@ -135,11 +175,13 @@ def compute(context: Context, call: Call, tile: int, codec: Codec) -> tuple[Fold
 
 
 def default_tile(context: Context) -> int:
-    """Devices a tile: as many as keep their rows and batches in cache."""
+    """The number of devices whose rows and batches stay in the cache of the processor together."""
     federation, width = context.batches.federation, context.objective.dtype.itemsize
     samples = int(federation.samples.max())
     if isinstance(context.batch_size, int):
         samples = min(context.batch_size, samples)
     inputs = federation.x[0].numel() * samples
-    touched = width * (context.objective.dimension + 3 * inputs)  # a row in place; a batch gathered, and read twice
+    touched = width * (
+        context.objective.dimension + 3 * inputs
+    )  # a row in place; a batch is written once and read twice
     return max(1, min(16, round(TILE_BYTES / touched / 4))) * 4

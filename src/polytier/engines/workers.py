@@ -1,6 +1,6 @@
-"""Worker processes of the embedded engine. They map the data and the memory of a run, and are sent calls.
+"""Worker processes of the stacked engine. They map the data and the memory of a run from files, and receive calls.
 
-A message is a pickle that goes through a pipe; the rows in it go through a file that both sides map.
+A message is a pickle sent through a pipe; the rows in it are passed through a file that both sides map.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from torch import Tensor
 
 from polytier.data.batches import Batches
 from polytier.data.pack import as_file, from_file
-from polytier.engines.machine import settle, tidy
-from polytier.engines.processes import start
+from polytier.engines.process_settings import configure_process, release_memory
+from polytier.engines.process_start import start_process
 from polytier.method.call import NodesLost
 from polytier.method.context import Context
 from polytier.method.memory import Memory
 
-Compute = Callable[[Context, Any], Any]  # of a worker: what a call gives
+Compute = Callable[[Context, Any], Any]  # what a worker does: the result of a call
 
 
 class WorkerLost(NodesLost):
@@ -47,11 +47,19 @@ class WorkerLost(NodesLost):
 
 
 class WorkerTraceback(Exception):
-    """Where in a worker an error was raised."""
+    """The traceback of an error in a worker, shown as the cause of the error."""
 
 
 class Workers:
-    """Processes that compute calls in a copy of `context`, whose data and memory they share."""
+    """Processes that compute calls with a copy of `context`, whose data and memory they share.
+
+    The processes start with the first call.
+
+    Args:
+        context: What the programs share. Its data and memory move into files.
+        number: Number of processes.
+        compute: What a process does with a call; picklable.
+    """
 
     def __init__(self, context: Context, number: int, compute: Compute) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="polytier-"))
@@ -61,7 +69,12 @@ class Workers:
         self._channels: list[Channel] = []
 
     def run(self, calls: Iterable[Any]) -> Iterator[Any]:
-        """What each call gives, in their order."""
+        """Yield the result of each call, in the order of the calls.
+
+        Raises:
+            WorkerLost: If a process ended. The next call starts new ones.
+            Exception: What a call raised, with the traceback of the worker as its cause.
+        """
         ahead, found = enumerate(calls), {}
         idle, busy = list(self._started()), {}
         number, following = 0, next(ahead, None)
@@ -83,29 +96,32 @@ class Workers:
         except WorkerLost:
             self._stop(kill=True)
             raise
-        finally:  # whoever asked may have given up: what is under way belongs to nobody
+        finally:  # the caller may have stopped early: answers that are still to come must not be taken for later ones
             for _, channel in busy.values():
                 with suppress(WorkerLost):
                     channel.receive()
 
     def close(self) -> None:
+        """End the processes and delete the files."""
         self._stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _started(self) -> list[Channel]:
         if not self._channels:
-            specs = [spec(part, subfolder(self.folder, k)) for k, part in enumerate(self.context.parts)]
-            shared = (bare(self.context), specs, self.folder, self.compute)
+            shared_parts = [
+                describe_shared(part, subfolder(self.folder, k)) for k, part in enumerate(self.context.parts)
+            ]
+            shared = (without_data(self.context), shared_parts, self.folder, self.compute)
             for k in range(self.number):
                 ours, theirs = multiprocessing.Pipe()
-                process = start(serve, theirs, k, *shared, daemon=True)
+                process = start_process(serve, theirs, k, *shared, daemon=True)
                 theirs.close()
                 self._channels.append(Channel(ours, self.folder / f"to-{k}", self.folder / f"from-{k}", process))
         return self._channels
 
     def _stop(self, kill: bool = False) -> None:
         for channel in self._channels:
-            channel.pipe.close()  # the worker's next receive ends it
+            channel.pipe.close()  # the worker ends when it next tries to receive
             if kill:
                 channel.process.kill()
             channel.process.join()
@@ -113,28 +129,45 @@ class Workers:
 
 
 class Channel:
-    """Messages to a process and back, one at a time."""
+    """Messages to another process and back, one at a time.
+
+    Args:
+        pipe: The connection.
+        sent: File through which rows are passed to the other process.
+        received: File through which rows come from it.
+        process: The other process, if this one started it.
+    """
 
     def __init__(self, pipe: Connection, sent: Path, received: Path, process: Any = None) -> None:
         self.pipe, self.process = pipe, process
         self._sent, self._received = Area(sent), Area(received)
 
     def send(self, message: Any) -> None:
+        """Send any picklable object; tensors in it are copied into the file.
+
+        Raises:
+            WorkerLost: If the other process has ended.
+        """
         buffers: list[pickle.PickleBuffer] = []
         stream = io.BytesIO()
         Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(message)
         sizes = self._sent.write([b.raw() for b in buffers])
-        with self._other_side():
+        with self._connection():
             self.pipe.send_bytes(pickle.dumps((sizes, stream.getvalue())))
 
     def receive(self) -> Any:
-        with self._other_side():
+        """Wait for the next object.
+
+        Raises:
+            WorkerLost: If the other process has ended.
+        """
+        with self._connection():
             head = self.pipe.recv_bytes()
         sizes, message = pickle.loads(head)
         return pickle.loads(message, buffers=self._received.read(sizes))
 
     @contextmanager
-    def _other_side(self) -> Iterator[None]:
+    def _connection(self) -> Iterator[None]:
         try:
             yield
         except (EOFError, OSError):
@@ -142,12 +175,13 @@ class Channel:
 
 
 class Area:
-    """A file that two processes map; it grows with the largest message."""
+    """A file that two processes map. It is as long as the longest message so far."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.map = path, None
 
     def write(self, buffers: list[memoryview]) -> list[int]:
+        """Copy buffers into the file, one after another, and return their sizes."""
         sizes = [len(b) for b in buffers]
         place, area = 0, self._mapped(sum(sizes), grow=True)
         for buffer, size in zip(buffers, sizes, strict=True) if any(sizes) else ():
@@ -156,6 +190,7 @@ class Area:
         return sizes
 
     def read(self, sizes: list[int]) -> Iterator[bytearray]:
+        """Yield copies of the buffers that the other process wrote."""
         place, area = 0, self._mapped(sum(sizes))
         for size in sizes:
             yield bytearray(area[place : place + size])
@@ -164,7 +199,9 @@ class Area:
     def _mapped(self, size: int, grow: bool = False) -> memoryview:
         if size and (self.map is None or len(self.map) < size):
             with self.path.open("r+b" if self.path.exists() else "w+b") as file:
-                if grow and hasattr(os, "posix_fallocate"):  # a mapped page without room on the disk would end us
+                if grow and hasattr(
+                    os, "posix_fallocate"
+                ):  # a mapped page for which the disk has no room would end the process
                     os.posix_fallocate(file.fileno(), 0, size)
                 elif grow:
                     file.truncate(max(size, os.fstat(file.fileno()).st_size))
@@ -173,13 +210,14 @@ class Area:
 
 
 class Pickler(pickle.Pickler):
-    """Tensors as plain arrays: torch would pass each one as a shared file, which costs milliseconds."""
+    """Pickles tensors as NumPy arrays: torch would pass each one as a shared file, which takes milliseconds."""
 
     def reducer_override(self, obj: Any) -> Any:
         return (torch.from_numpy, (obj.contiguous().numpy(),)) if isinstance(obj, Tensor) else NotImplemented
 
 
 def received(channel: Channel) -> Any:
+    """The next answer of a worker; raises the error if it is one."""
     answer, error, where = channel.receive()
     if error is not None:
         raise error from WorkerTraceback("\n" + where)
@@ -191,11 +229,11 @@ def received(channel: Channel) -> Any:
 
 def serve(
     pipe: Connection, number: int, context: Context, shared: list[dict[str, Any]], folder: Path, compute: Compute
-):
-    """Until the pipe ends: receive a call, compute it, answer."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Windows' processes hear Ctrl-C; the parent lets the round end
+) -> None:
+    """The program of a worker: receive a call, compute it, answer; until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Windows workers receive Ctrl-C; the parent decides when to stop
     threading.Thread(target=end_with_parent, args=(folder,), daemon=True).start()
-    settle()
+    configure_process()
     for part, its in zip(context.parts, shared, strict=True):
         x, y = (from_file(*its[name]) for name in ("x", "y"))
         part.batches = Batches(replace(its["federation"], x=x, y=y), **its["batches"])
@@ -212,10 +250,11 @@ def serve(
         except Exception as error:
             answer = None, as_message(error), traceback.format_exc()
         channel.send(answer)
-        tidy()
+        release_memory()
 
 
 def as_message(error: Exception) -> Exception:
+    """The error, or a RuntimeError with its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -224,7 +263,7 @@ def as_message(error: Exception) -> Exception:
 
 
 def end_with_parent(folder: Path) -> None:
-    """A parent that was killed can neither stop its workers, which would wait for ever, nor tidy up."""
+    """Delete the files and end this process when its parent ends: a parent that was killed can do neither."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -235,21 +274,21 @@ def end_with_parent(folder: Path) -> None:
 # -- what a worker is given ---------------------------------------------------------------------------
 
 
-def bare(context: Context) -> Context:
-    """Without what a worker opens anew or has no need of."""
-    scopes = {name: bare(part) for name, part in context.scopes.items()}
+def without_data(context: Context) -> Context:
+    """A copy of a context without data and memory, which a worker opens itself, and without what it does not need."""
+    scopes = {name: without_data(part) for name, part in context.scopes.items()}
     return replace(context, engine=None, batches=None, memory=None, ledger=None, module=None, scopes=scopes)  # type: ignore[arg-type]
 
 
 def subfolder(folder: Path, number: int) -> Path:
-    """Where the data and memory of one of several models are."""
+    """The folder of the data and memory of one of several models."""
     path = folder / str(number)
     path.mkdir(exist_ok=True)
     return path
 
 
 def share(context: Context, folder: Path) -> None:
-    """Move data and memory into files that worker processes map."""
+    """Move the data and memory of a context into files that worker processes map."""
     federation = context.batches.federation
     x, y = (from_file(*as_file(getattr(federation, name), folder / name)) for name in ("x", "y"))
     context.batches.federation = replace(federation, x=x, y=y)
@@ -259,17 +298,17 @@ def share(context: Context, folder: Path) -> None:
         context.memory = memory
 
 
-def spec(context: Context, folder: Path) -> dict[str, Any]:
-    """What a worker needs to open the shared data."""
+def describe_shared(context: Context, folder: Path) -> dict[str, Any]:
+    """What a worker needs to open the data and memory that `share` has moved."""
     federation = context.batches.federation
     return {
         "federation": replace(federation, x=torch.zeros(0), y=torch.zeros(0)),
         **{name: as_file(getattr(federation, name), folder / name) for name in ("x", "y")},
         "memory": (type(context.memory), context.memory.folder),
-        "batches": drawing(context),
+        "batches": batch_settings(context),
     }
 
 
-def drawing(context: Context) -> dict[str, Any]:
-    """How its batches are drawn, whatever the data."""
+def batch_settings(context: Context) -> dict[str, Any]:
+    """The arguments of `Batches` other than the data."""
     return {name: getattr(context.batches, name) for name in ("seed", "dtype", "device", "keyed")}

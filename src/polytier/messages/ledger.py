@@ -1,4 +1,4 @@
-"""Bytes on every link: by direction, by round and by node."""
+"""The ledger: bytes sent over every link, by direction, by round and by node."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from torch import Tensor
 from polytier.tree.topology import Topology
 
 WAYS = ("down", "up")
-FEW_NODES = 4096  # bytes by node and round take 16 bytes a node and round, in memory and in every checkpoint
+FEW_NODES = 4096  # largest tier with bytes by node and round: 16 bytes each, in memory and in every checkpoint
 
 
 @dataclass
 class Ledger:
-    """Messages of a run.
+    """The bytes of all messages of a run.
 
-    rounds    | a dict a round: link -> direction -> bytes
-    nodes     | link -> direction -> [nodes] bytes of each node below the link, all rounds
-    by_round  | the same, a tensor a round; -1 if not known. Only for tiers of at most FEW_NODES nodes
-    took_part | tier -> [nodes] who got a message in the last round; `ever` the same for all rounds
+    Attributes:
+        topology: The tree; a link is named after the two tiers it connects.
+        rounds: For each round, link -> direction -> bytes.
+        nodes: Link -> direction -> [nodes] bytes of each node below the link, summed over all rounds.
+        by_round: The same as a list of one tensor per round, for tiers of at most `FEW_NODES` nodes; -1 where the
+            bytes are not known.
+        took_part: Tier -> [nodes] whether a node sent or received a message in the last round.
+        ever: The same for all rounds.
     """
 
     topology: Topology
@@ -42,6 +46,7 @@ class Ledger:
             self.ever[tier] = torch.zeros(size, dtype=torch.bool)
 
     def start_round(self) -> None:
+        """Start counting for the next round."""
         self.rounds.append({link: dict.fromkeys(WAYS, 0) for link in self.nodes})
         for link, ways in self.by_round.items():
             for way, rounds in ways.items():
@@ -50,7 +55,14 @@ class Ledger:
             mask.zero_()
 
     def add(self, tier: int, direction: str, ids: Tensor, nbytes: Tensor) -> None:
-        """Messages between the nodes `ids` of a tier and their parents."""
+        """Count messages between nodes and their parents.
+
+        Args:
+            tier: Tier of the nodes.
+            direction: "down" (to the nodes) or "up" (to their parents).
+            ids: [n] the nodes.
+            nbytes: [n] the length of each message.
+        """
         link = self.topology.link(tier)
         self.rounds[-1][link][direction] += int(nbytes.sum())
         self.nodes[link][direction].index_add_(0, ids, nbytes)
@@ -60,26 +72,37 @@ class Ledger:
         self.ever[tier][ids] = True
 
     def total(self) -> dict[str, dict[str, int]]:
-        """All rounds, by link and direction."""
+        """Return the bytes of all rounds: link -> direction -> bytes."""
         return {link: {way: int(b.sum()) for way, b in ways.items()} for link, ways in self.nodes.items()}
 
     def entries(self) -> Iterator[tuple[int, str, str, int]]:
-        """(round, link, direction, bytes), rounds counted from 1."""
+        """Yield (round, link, direction, bytes); rounds are counted from 1."""
         for number, links in enumerate(self.rounds, 1):
             for link, ways in links.items():
                 for way, amount in ways.items():
                     yield number, link, way, amount
 
     def read(
-        self, *, link: str | None = None, tier: str | None = None, direction: str | None = None,
-        round: int | None = None, node: object = None,
-    ) -> int:  # fmt: skip
-        """Bytes of all messages that fit what is given.
+        self,
+        *,
+        link: str | None = None,
+        tier: str | None = None,
+        direction: str | None = None,
+        round: int | None = None,
+        node: object = None,
+    ) -> int:
+        """Return the bytes of all messages that match the arguments given.
 
-        link, tier | the link by its own name, or by the name of the tier below it
-        direction  | "down" or "up"
-        round      | counted from 1
-        node       | the name of a node of the tier below the link; needs link or tier
+        Args:
+            link: Name of a link, such as "server-team".
+            tier: Name of the tier below a link, instead of `link`.
+            direction: "down" or "up".
+            round: Number of a round, counted from 1.
+            node: Name of a node of the tier below the link; needs `link` or `tier`.
+
+        Raises:
+            ValueError: If there is no such link, tier, direction, round or node, or if bytes by node and round are
+                asked for in a tier of more than `FEW_NODES` nodes.
         """
         links, ways, place = self._find(link, tier, direction, node)
         if round is not None and round not in range(1, len(self.rounds) + 1):
@@ -87,14 +110,14 @@ class Ledger:
         return self._bytes(links, ways, place, round)
 
     def cumulated(self, *, link: str | None = None, direction: str | None = None, node: object = None) -> list[int]:
-        """Bytes from the first round up to each one; `link`, `direction` and `node` as in `read`."""
+        """Return for each round the bytes from the first round up to it. For the arguments see `read`."""
         found = self._find(link, None, direction, node)
         return list(accumulate(self._bytes(*found, number) for number in range(1, len(self.rounds) + 1)))
 
     def _find(
         self, link: str | None, tier: str | None, direction: str | None, node: object
     ) -> tuple[list[str], list[str], int | None]:
-        """The links and directions meant, and the node's place in its tier."""
+        """The links and directions that match, and the index of the node in its tier."""
         tiers = {name: self.topology.link(t) for t, name in enumerate(self.topology.tier_names) if t}
         links, ways = chosen("link", link, self.nodes), chosen("direction", direction, WAYS)
         below = [tiers[name] for name in chosen("tier", tier, tiers)]
@@ -104,7 +127,7 @@ class Ledger:
         if node is None:
             return links, ways, None
         if link is None and tier is None:
-            raise ValueError(f"node {node} may be in any tier; give link ({', '.join(self.nodes)}) or tier too")
+            raise ValueError(f"node {node} may be in any tier; give link ({', '.join(self.nodes)}) or tier as well")
         names = self.topology.names[list(self.nodes).index(links[0]) + 1].astype(str).tolist()
         return links, ways, names.index(chosen("node", str(node), names)[0])
 
@@ -126,27 +149,28 @@ class Ledger:
         return sum(amounts)
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint needs beside `rounds`."""
+        """Return the tensors that a checkpoint needs in addition to `rounds`."""
         tensors = {f"bytes:{link}:{way}": b for link, ways in self.nodes.items() for way, b in ways.items()}
         for link, ways in self.by_round.items() if self.rounds else ():
             tensors |= {f"rounds:{link}:{way}": torch.stack(rounds) for way, rounds in ways.items()}
         return tensors | {f"ever:{tier}": mask for tier, mask in self.ever.items()}
 
     def load(self, tensors: dict[str, Tensor], rounds: list[dict[str, dict[str, int]]]) -> None:
+        """Restore what `state` and `rounds` held when a checkpoint was written."""
         self.rounds = rounds
         for link, ways in self.nodes.items():
             for way in ways:
                 ways[way] = tensors[f"bytes:{link}:{way}"]
         for link, ways in self.by_round.items():
             for way, total in self.nodes[link].items():
-                # checkpoints of older versions have none, and a history may be ahead of its checkpoint
+                # checkpoints of older versions have no bytes by round, and a history may be longer than its checkpoint
                 known = list(tensors.get(f"rounds:{link}:{way}", ()))[: len(rounds)]
                 ways[way] = known + [torch.full_like(total, -1)] * (len(rounds) - len(known))
         self.ever = {tier: tensors[f"ever:{tier}"] for tier in self.ever}
 
 
 def chosen(what: str, name: str | None, there: Iterable[str]) -> list[str]:
-    """The one named, or all if none is."""
+    """The name as a list, or all names if it is None; a ValueError if there is no such name."""
     there = list(there)
     if name is None:
         return there
@@ -157,7 +181,7 @@ def chosen(what: str, name: str | None, there: Iterable[str]) -> list[str]:
 
 
 def add_up(amounts: Iterable[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
-    """Bytes by link and direction, of several models together."""
+    """Return link -> direction -> bytes, summed over several models."""
     total: dict[str, dict[str, int]] = {}
     for links in amounts:
         for link, ways in links.items():

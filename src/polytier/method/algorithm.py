@@ -69,6 +69,10 @@ class Algorithm:
 
     tiers: ClassVar[int | None] = None
     budget: ClassVar[dict[str, float]] = {"device_steps": 1.0}
+    # Fields of an answer to `solve` that are models ("": the answer is a plain tensor). Transforms of uploads and
+    # codecs of changes act on these fields alone. Empty if models or gradients are sent up that have no `reference`;
+    # such transforms and codecs are then refused
+    model_fields: ClassVar[tuple[str, ...]] = ("", "model")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -131,6 +135,23 @@ class Algorithm:
             [n, ...] what is sent to the parent.
         """
         raise NotImplementedError(f"{type(self).__name__} has no device program; define device(self, x, local)")
+
+    def reference(self, field: str, sent: dict[str, Tensor], answer: dict[str, Tensor]) -> Tensor | None:
+        """Return the model that the field of an answer started from, for the change of that model.
+
+        The sender and the receiver of an answer both evaluate this, so it may use what was sent down, and fields of
+        the answer that are not models.
+
+        Args:
+            field: One of `model_fields`.
+            sent: [n, ...] what the nodes were sent, by field ("" for a plain tensor).
+            answer: [n, ...] what they answer, by field.
+
+        Returns:
+            [n, ...] of the shape of `answer[field]`; by default what was sent under the same name. None if the rows
+            sent have no such model: the run then stops with advice.
+        """
+        return sent.get(field)
 
     def global_model(self, state: Rows) -> Tensor | None:
         """[1, d] the model for all devices, from the state of the server; None if the method has none."""

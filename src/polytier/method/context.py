@@ -23,14 +23,20 @@ if TYPE_CHECKING:
     from polytier.method.algorithm import Algorithm
 
 
-class Engine(Protocol):
-    """What carries calls to their receivers."""
+class Delivery(Protocol):
+    """What the programs of a method need of an engine; `polytier.engines.protocol.Engine` is all of it."""
 
     def deliver(self, call: Call) -> Iterator[Any]:
-        """Run a call at its receivers.
+        """Run the program of a call at its receivers.
+
+        Args:
+            call: The program, its receivers and the rows sent to them.
 
         Yields:
-            The answers in the order of the receivers, as rows [k, ...]; if `call.blocks` is given, `Folded` blocks.
+            If `call.blocks` is None, the answers in the order of the receivers: rows [k, ...] of the next k receivers,
+            or `Answered`, which says whose they are. Otherwise sums of the blocks (`Folded`), in order.
+
+        A receiver that does not answer is absent from what is yielded, and means are over those that answered.
         """
         ...
 
@@ -60,7 +66,7 @@ class Context:
     absent: str = "skip"
     device_steps: int = 0
     metrics: tuple[Metric, ...] = ()  # the leading one first
-    engine: Engine = field(default=None, repr=False)  # type: ignore[assignment]
+    engine: Delivery = field(default=None, repr=False)  # type: ignore[assignment]
     ledger: Ledger = field(default=None, repr=False)  # type: ignore[assignment]
     module: nn.Module = field(default=None, repr=False)  # type: ignore[assignment]
     name: str = ""

@@ -21,7 +21,7 @@ from polytier.method.context import Context
 from polytier.method.memory import remembered
 from polytier.method.parameters import Step
 from polytier.stack.objective import Piece
-from polytier.stack.rows import Answers, Rows, Sums, as_dict, cat_rows, map_rows, share_of_samples, starts_of
+from polytier.stack.rows import Answered, Answers, Rows, Sums, as_dict, cat_rows, map_rows, share_of_samples, starts_of
 from polytier.tree import random
 
 
@@ -471,6 +471,11 @@ class Children(Node):
     def _answers(self, method: str, rows: Rows, kids: Tensor, position: Tensor, each: bool = False) -> Answers:
         sender = torch.arange(len(kids)) if each else position
         pieces = list(self._deliver(method, rows, kids, sender, None))
+        if any(isinstance(piece, Answered) for piece in pieces):
+            which = torch.cat([piece.which for piece in pieces])
+            kids, position, pieces = kids[which], position[which], [piece.rows for piece in pieces]
+        elif not pieces:
+            kids, position = kids[:0], position[:0]
         answers = cat_rows(pieces) if pieces else map_rows(lambda r: r[:0], rows)
         return self._as_answers(answers, kids, position, rows)
 

@@ -12,23 +12,13 @@ from typing import Any
 
 from polytier.models.metrics import MetricInfo
 from polytier.runs.read import Record, RunRecord, shared_metric
+from polytier.runs.spec import PYTHON, of_scope
 
-PYTHON = "python"  # the name of data that were given in Python
-DATA = ("data", "model", "devices", "partition", "per_class", "split", "standardize")
+NO_FILES = "data_dir"  # where the files of the data are changes nothing
+DATA = (*(name for name in of_scope("data") if name != NO_FILES), "model")
 NO_DATA = ("random", "learned")  # ways to form teams that do not change the devices' samples
 # where, how and by what a run was computed and judged; runs of one setting may differ in these, and in the seed
-NO_SETTING = (
-    "seed",
-    "out",
-    "data_dir",
-    "engine",
-    "workers",
-    "tile",
-    "batching",
-    "versions",
-    "metric",
-    "metrics",
-)
+NO_SETTING = (*of_scope("compute"), NO_FILES, "seed", "metric", "versions")
 SETTINGS_IN_A_NAME = 3
 
 

@@ -236,9 +236,7 @@ def differences(study: Study, flat: Sequence[dict[str, Any]], alike: Iterable[st
 
 def run_row(variant: Variant, run: RunRecord) -> list[Cell | str]:
     seconds = sum(record.get("seconds", 0) for record in run.history)
-    hidden = {
-        k: v for k, v in run.config.items() if k in NO_SETTING and k not in ("seed", "out", "data_dir", "metrics")
-    }
+    hidden = {k: v for k, v in run.config.items() if k in NO_SETTING and k not in ("seed", "out", "data_dir", "metric")}
     made = hidden.pop("versions", {}) | {k: v for k, v in hidden.items() if v is not None}
     return [
         variant.like or variant.name,

@@ -17,13 +17,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from polytier._errors import unknown
 from polytier.data.batches import Batches, check_batch_size
 from polytier.data.federation import Federation
-from polytier.engines.machine import settle
-from polytier.engines.stacked import Stacked
-from polytier.messages.codec import CODECS, Codec
+from polytier.engines.build import make_engine
+from polytier.engines.process_settings import configure_process
+from polytier.engines.protocol import EngineFactory, engine_of
+from polytier.messages.codec import Codec, make_codec
 from polytier.messages.ledger import Ledger
+from polytier.messages.transforms import Transform, make_upload
 from polytier.method.algorithm import Algorithm
 from polytier.method.call import Clock
 from polytier.method.context import Context
@@ -73,6 +74,7 @@ class Assembly:
         algorithm: The method, or the wrapper of several methods.
         context: What the programs of the run share; of several models, the context above theirs.
         codec: How rows are encoded for sending.
+        upload: What devices do to the change of a model before they send it.
         given: By model, the module and the loss that were given; None where the specification names them.
         objectives: What `assemble` takes to spare tracing the same graphs again.
         threads: The number of torch threads before the run, which `close` restores.
@@ -82,13 +84,14 @@ class Assembly:
     algorithm: Algorithm
     context: Context
     codec: Codec
+    upload: Transform | None
     given: dict[str, tuple[nn.Module | None, Loss | None]]
     objectives: Objectives
     threads: int
 
     def close(self) -> None:
         """Stop the engine's processes."""
-        self.context.engine.close()  # type: ignore[attr-defined]
+        engine_of(self.context).close()
         torch.set_num_threads(self.threads)
 
 
@@ -102,6 +105,9 @@ def assemble(
     loss: OneOrEach[Loss | None] | None = None,
     metrics: Asked = None,
     participation: tuple[Any, Any] = (None, None),
+    codec: Codec | None = None,
+    upload: Transform | None = None,
+    engine: EngineFactory | None = None,
     inner_tile: int | None = None,
     objectives: Objectives | None = None,
 ) -> Assembly:
@@ -118,6 +124,9 @@ def assemble(
         metrics: Names and `Metric` objects, or a mapping from names to functions (outputs, targets) -> one value per
             sample; the first one leads.
         participation: Rules for teams and devices.
+        codec: How rows are encoded for sending.
+        upload: What devices do to the change of a model before they send it.
+        engine: What makes the engine, such as a class that `polytier.Engine` describes.
         inner_tile: Teams computed at once.
         objectives: Kept from one call to the next, it spares tracing the same graphs again.
 
@@ -132,7 +141,7 @@ def assemble(
     check_device(spec.on)
     federations, specs = make_data(specs, one_each("federation", federation, methods))
     threads = torch.get_num_threads()
-    settle()
+    configure_process()
     try:
         first = next(iter(specs.values()))
         spec = spec.replace(devices=first.devices, teams=first.teams, team_formation=first.team_formation)
@@ -152,7 +161,7 @@ def assemble(
                 rules,
                 module=modules[name],
                 loss=losses[name],
-                metrics=metrics,
+                metrics=spec.metric if metrics is None else metrics,
                 hold=algorithm.frame,
                 objectives=objectives,
             )
@@ -164,15 +173,16 @@ def assemble(
         note_flat(tree, list(contexts.values()))
         for warning in algorithm.check(server_of(context)):
             log.warning("%s", warning)
-        codec = make_codec(spec.codec or spec.dtype)
-        engine = make_engine(spec.engine, context, codec, spec.tile, inner_tile, spec.workers)
+        codec, upload = make_codec(codec or spec.codec or spec.dtype), make_upload(upload or spec.upload)
+        layout = {"tile": spec.tile, "inner_tile": inner_tile, "workers": spec.workers}
+        made = make_engine(engine or spec.engine, context, codec=codec, upload=upload, **layout)
         for each in (context, *context.parts):
-            each.engine = engine
+            each.engine = made
     except Exception:
         torch.set_num_threads(threads)
         raise
     spec, given = completed(spec, specs, algorithm, context, codec), {k: (modules[k], losses[k]) for k in methods}
-    return Assembly(spec, algorithm, context, codec, given, objectives, threads)
+    return Assembly(spec, algorithm, context, codec, upload, given, objectives, threads)
 
 
 def server_of(context: Context, round_: int = 0) -> Children:
@@ -312,22 +322,3 @@ def note_flat(topology: Topology | None, contexts: list[Context]) -> None:
     }
     for name in sorted(flat):
         log.info("%s is a flat method: the teams are ignored", name)
-
-
-def make_codec(name: str) -> Codec:
-    if name not in CODECS:
-        raise unknown("codec", name, list(CODECS))
-    return CODECS[name]
-
-
-def make_engine(
-    name: str, context: Context, codec: Codec, tile: int | None, inner_tile: int | None, workers: int | None
-) -> Any:
-    if name == "stacked":
-        return Stacked(context, codec, tile=tile, inner_tile=inner_tile, workers=workers or 1)
-    if name != "ray" and (not name.startswith("ray:") or name == "ray:"):
-        raise ValueError(f"engine {name!r} is unknown; allowed: stacked, ray, ray:auto and ray:HOST:PORT")
-    from polytier.engines.ray.driver import Ray
-
-    address = name.partition(":")[2]
-    return Ray(context, codec, tile=tile, inner_tile=inner_tile, workers=workers, address=address)

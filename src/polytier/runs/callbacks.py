@@ -56,7 +56,7 @@ class RunFolder(Callback):
             claim(self.folder)
             if loop.round == 0 and rows_bytes(loop) > IN_FILES:
                 loop.keep_in(self.folder / mapped_memory.FOLDER)
-        write_state(self.folder, RUNNING, round_=loop.round)
+        write_state(self.folder, RUNNING, loop.context, round_=loop.round)
         write_start(self.folder, loop.spec.replace(rounds=loop.rounds), loop.context.topology)
         # the checkpoint's history: lines of later rounds, or half a line, are of a run that was cut short
         write_text(self.folder / "metrics.jsonl", "".join(map(json_line, loop.history)))
@@ -73,17 +73,19 @@ class RunFolder(Callback):
         if self.saved != loop.round:
             self.checkpoint(loop)
         if loop.round < loop.rounds:
-            write_state(self.folder, STOPPED, f"asked to stop after round {loop.round} of {loop.rounds}", loop.round)
+            reason = f"asked to stop after round {loop.round} of {loop.rounds}"
+            write_state(self.folder, STOPPED, loop.context, reason, loop.round)
             return
         write_end(self.folder, run)
-        write_state(self.folder, DONE, round_=loop.round)
+        write_state(self.folder, DONE, loop.context, round_=loop.round)
 
     def on_error(self, loop: Loop, error: BaseException) -> None:
         if self._metrics is None:  # nothing was written
             return
         reason = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
         with suppress(OSError):  # the disk may be full, which is why the run ends
-            write_state(self.folder, DIVERGED if isinstance(error, Diverged) else STOPPED, reason, loop.round)
+            state = DIVERGED if isinstance(error, Diverged) else STOPPED
+            write_state(self.folder, state, loop.context, reason, loop.round)
 
     def close(self) -> None:
         if self._metrics is not None:

@@ -14,7 +14,9 @@ import torch
 from polytier._text import size
 from polytier.data.batches import batch_sizes
 from polytier.data.federation import Federation
-from polytier.engines.stacked import Stacked, default_tile
+from polytier.engines.build import make_engine
+from polytier.engines.protocol import engine_of
+from polytier.engines.stacked import default_tile
 from polytier.messages.codec import Codec
 from polytier.messages.ledger import Ledger
 from polytier.method.call import Clock, Diverged
@@ -36,16 +38,15 @@ def memory_bytes(loop: Loop) -> int:
 
 def memory_of(loop: Loop, context: Context) -> dict[str, int]:
     """By what it is for."""
-    federation, width, engine = context.batches.federation, context.objective.dtype.itemsize, loop.context.engine
+    federation, width, engine = context.batches.federation, context.objective.dtype.itemsize, engine_of(loop.context)
     nodes = sum(context.topology.size(tier) for tier in range(context.topology.num_tiers))
-    tile = min(engine.tiles[context.name], len(federation))  # type: ignore[attr-defined]
+    tile = min(engine.tiles[context.name], len(federation))
     sample = int(federation.samples.max()) if isinstance(context.batch_size, str) else context.batch_size
     batch = min(sample, int(federation.samples.max())) * federation.x[0].numel()
-    workers: int = engine.workers  # type: ignore[attr-defined]
     return {
         "data": federation.x.nbytes + federation.y.nbytes,
         "models": width * context.objective.dimension * nodes,
-        "tiles": width * (6 * context.objective.dimension + 3 * batch) * tile * workers,
+        "tiles": width * (6 * context.objective.dimension + 3 * batch) * tile * engine.workers,
     }
 
 
@@ -55,13 +56,13 @@ def check_memory(loop: Loop) -> None:
     if have is None:
         return
     for context in loop.context.parts:
-        need, engine = memory_of(loop, context), loop.context.engine
+        need, engine = memory_of(loop, context), engine_of(loop.context)
         if hasattr(context.batches.federation.x, "file"):
             del need["data"]
         if rows_bytes(loop) > IN_FILES:
             del need["models"]
         if (total := sum(need.values())) > have:
-            tiles = f"tiles of {engine.tiles[context.name]} devices in {engine.workers} processes"  # type: ignore[attr-defined]
+            tiles = f"tiles of {engine.tiles[context.name]} devices in {engine.workers} processes"
             advice = {
                 "data": ("data", "pack them (`polytier data pack`), which maps them"),
                 "models": ("models", "train fewer devices or a smaller model"),
@@ -144,7 +145,7 @@ def steps_of_a_device(context: Context, codec: Codec) -> int | None:
         participation=(Participation(),) * chain.num_tiers,
     )  # fmt: skip
     alone.ledger.start_round()
-    alone.engine = Stacked(alone, codec, tile=1)
+    alone.engine = make_engine("stacked", alone, codec=codec, tile=1)
     server = Children(alone, 0, torch.zeros(1, dtype=torch.int64), Clock(0))
     try:
         context.algorithm.server(context.algorithm.init(objective.initial.unsqueeze(0).clone()), server)

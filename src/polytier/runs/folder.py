@@ -29,7 +29,9 @@ from torch import Tensor
 
 from polytier.data.federation import Federation
 from polytier.data.pack import dtype_name
+from polytier.method.context import Context
 from polytier.runs import checkpoint, snapshot
+from polytier.runs.evaluate import metrics_of
 from polytier.runs.read import DONE, FORMAT, KINDS, STATE, STATES
 from polytier.runs.run import Run
 from polytier.runs.spec import RunSpec, to_toml
@@ -116,10 +118,18 @@ def tree(topology: Topology) -> Iterator[str]:
     yield "]}\n"
 
 
-def write_state(folder: Path, state: str, reason: str = "", round_: int = 0) -> None:
-    """How the run stands, for whoever looks into the folder: one of `STATES`, and why."""
+def write_state(folder: Path, state: str, context: Context, reason: str = "", round_: int = 0) -> None:
+    """How the run stands, for whoever looks into the folder: one of `STATES`, why, and by what it is judged."""
     assert state in STATES
-    about = {"format": FORMAT, "state": state, "reason": reason, "round": round_, "pid": os.getpid()}
+    metrics = [metric.as_dict() for metric in metrics_of(context)]
+    about = {
+        "format": FORMAT,
+        "state": state,
+        "reason": reason,
+        "round": round_,
+        "pid": os.getpid(),
+        "metrics": metrics,
+    }
     write_text(folder / STATE, json.dumps(about, indent=2) + "\n")
 
 
@@ -149,7 +159,7 @@ def write_results(folder: Path, run: Run) -> None:
     write_text(folder / "metrics.jsonl", "".join(map(json_line, run.history)))
     checkpoint.save(folder / "checkpoints", run.rounds, *snapshot.of_run(run))
     write_end(folder, run)
-    write_state(folder, DONE, round_=run.rounds)
+    write_state(folder, DONE, run.context, round_=run.rounds)
 
 
 def write_collaboration(folder: Path, run: Run) -> None:

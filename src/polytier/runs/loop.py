@@ -15,7 +15,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from polytier.data.federation import Federation
-from polytier.engines.machine import tidy
+from polytier.engines.process_settings import release_memory
+from polytier.engines.protocol import Engine, engine_of
 from polytier.messages.ledger import Ledger, add_up
 from polytier.method.algorithm import Algorithm
 from polytier.method.call import NodesLost
@@ -201,7 +202,7 @@ class Loop:
         self.round += 1
         if when_kept(self.round):
             self.collaboration |= self.learned()
-        tidy()
+        release_memory()
         seconds = time.perf_counter() - started
         self.seconds += seconds
         return seconds
@@ -232,7 +233,7 @@ class Loop:
         if self.choose_workers and self.round > 1:
             self.choose_workers = False
             if seconds * (self.rounds - self.round) > WORKERS_PAY:
-                self.context.engine.use_workers(os.cpu_count() or 1)  # type: ignore[attr-defined]
+                engine_of(self.context).use_workers(os.cpu_count() or 1)
 
     # -- what others ask ------------------------------------------------------------------------------
 
@@ -251,7 +252,7 @@ class Loop:
         learned = self.algorithm.collaboration(self.state)
         return {} if learned is None else {self.round: replace(learned, ids=self.context.topology.names[1])}
 
-    def use(self, engine: Any) -> None:
+    def use(self, engine: Engine) -> None:
         """Run the nodes by another engine."""
         for context in (self.context, *self.context.parts):
             context.engine = engine
@@ -259,7 +260,7 @@ class Loop:
     @property
     def _remote(self) -> bool:
         """Whether nodes, and what they keep, are in processes that may be lost."""
-        return getattr(self.context.engine, "remote", False)
+        return engine_of(self.context).remote
 
     # -- to go on later -------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ T = TypeVar("T")
 OneOrEach = T | Mapping[str, T]  # one for all models, or one for each of several by name
 READY_MADE = ("topology", "loss", "metrics", "inner_tile", "objectives")  # arguments of `assemble` that are no settings
 RULES = ("team_participation", "device_participation")
+OBJECTS = (*RULES, "codec", "upload", "engine")  # settings that may be objects in Python
 
 
 def model_specs(spec: RunSpec) -> dict[str, RunSpec]:
@@ -109,9 +110,8 @@ def spec_of_python(
     ready: dict[str, Any] = {name: given[name] for name in READY_MADE if name in given}
     values: dict[str, Any] = {"data": PYTHON, "workers": 1}
     values |= {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items() if k not in READY_MADE}
-    rules = [values.get(name) for name in RULES]
-    objects = [rule if not isinstance(rule, float | int | str | None) else None for rule in rules]
-    values |= {name: PYTHON for name, rule in zip(RULES, objects, strict=True) if rule is not None}
+    objects = {name: values[name] for name in OBJECTS if not isinstance(values.get(name), float | int | str | None)}
+    values |= dict.fromkeys(objects, PYTHON)
     values |= {name: float(values[name]) for name in RULES if isinstance(values.get(name), int)}
     models = one_each("model", model, methods)
     modules = {name: None if isinstance(each, str) else each for name, each in models.items()}
@@ -126,4 +126,5 @@ def spec_of_python(
     else:
         values |= tables[""]
     ready |= {"algorithm": algorithm, "federation": federation, "model": modules if algorithm.parts() else modules[""]}
-    return check_spec(values), {**ready, "participation": tuple(objects)}
+    ready["participation"] = tuple(objects.pop(name, None) for name in RULES)
+    return check_spec(values), {**ready, **objects}

@@ -113,8 +113,9 @@ class RunRecord:
         """The metrics of the run, the leading one first."""
         if self.summary and self.summary.get("metrics"):
             return tuple(map(describe, self.summary["metrics"]))
-        config = self.config if (self.folder / "config.toml").is_file() else {}
-        return asked_in(config) or (ACCURACY if has_accuracy(self.summary) else leading(self.history),)
+        return tuple(map(describe, self.state.get("metrics", ()))) or (
+            ACCURACY if has_accuracy(self.summary) else leading(self.history),
+        )
 
     @property
     def metric(self) -> MetricInfo:
@@ -167,13 +168,6 @@ class RunRecord:
 
 
 # -- metrics ------------------------------------------------------------------------------------------
-
-
-def asked_in(config: Mapping[str, Any]) -> tuple[MetricInfo, ...]:
-    """The metrics that the configuration of a run names; empty if it names none."""
-    asked = config.get("metrics") or config.get("metric") or ()
-    entries = asked.split(",") if isinstance(asked, str) else asked
-    return tuple(describe(entry) for entry in entries)
 
 
 def leading(history: Sequence[Record]) -> MetricInfo:

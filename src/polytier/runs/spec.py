@@ -130,9 +130,20 @@ class RunSpec(BaseModel):
     eval_every: int = setting(1, "rounds from one evaluation to the next", "training", ge=1)
     codec: str | None = setting(
         None,
-        "how models are encoded for sending: float32, float16, float64, sparse, sparse16, sparse64 or paper",
+        "how models are encoded for sending: float32, float16, sparse, int8, top:FRACTION, ...",
         "training",
         shown="the dtype",
+    )
+    upload: str | None = setting(
+        None,
+        "what devices do to the change of a model before they send it: clip:C, noise:S or clip:C,noise:S",
+        "training",
+    )
+    metric: list[str] | None = setting(
+        None,
+        "what models are judged by, several allowed; the first one leads: accuracy, macro_f1, auc, mae, ...",
+        "training",
+        shown="accuracy for classes, else the loss",
     )
     l2: float = setting(0.0, "adds l2/2 |theta|^2 to the objective of every device", "training", per_model=True, ge=0)
     dtype: Literal["float32", "float64"] = setting("float32", "float32 or float64", "model")
@@ -164,6 +175,11 @@ class RunSpec(BaseModel):
     @classmethod
     def _teams(cls, value: Any) -> Any:
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @field_validator("metric", mode="before")
+    @classmethod
+    def _metric(cls, value: Any) -> Any:
+        return [name for name in value.split(",") if name] if isinstance(value, str) else value
 
     @field_validator("batch_size", mode="before")
     @classmethod

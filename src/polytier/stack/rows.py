@@ -71,6 +71,14 @@ def cat_rows(pieces: Sequence[Rows]) -> Rows:
 
 
 @dataclass
+class Answered:
+    """The answers of some receivers of a call: rows [k, ...], and which receivers [k] they are, in increasing order."""
+
+    rows: Rows
+    which: Tensor
+
+
+@dataclass
 class Folded:
     """The sums of some consecutive blocks of answers.
 

@@ -178,6 +178,8 @@ def alone(together: Loop, name: str, rounds: int) -> Loop:
             topology=context.topology,
             metrics=context.metrics,
             participation=(context.participation[1], context.participation[-1]),
+            codec=assembly.codec,
+            upload=assembly.upload,
             objectives=assembly.objectives,
         )
     )

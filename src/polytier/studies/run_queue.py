@@ -26,7 +26,7 @@ from rich.progress_bar import ProgressBar
 from polytier._errors import BAD_INPUT, FAULT, Stopped
 from polytier._errors import INTERRUPTED as EXIT_INTERRUPTED
 from polytier._terminal import Interrupt, log, say
-from polytier.engines.processes import hear, start
+from polytier.engines.process_start import start_process, unblock_interrupts
 from polytier.report import comparison
 from polytier.report.comparison import DIVERGED, DONE, FAILED, INTERRUPTED, NOT_APPLICABLE, RUNNING, WAITING
 from polytier.report.heatmap import draw_beside
@@ -157,7 +157,7 @@ def begin(task: Task) -> Job:
     if not resumed:
         shutil.rmtree(task.folder, ignore_errors=True)  # killed before its first checkpoint
     ours, theirs = multiprocessing.Pipe(duplex=False)
-    job = Job(task, start(work, task.spec, task.folder, resumed, theirs), ours)
+    job = Job(task, start_process(work, task.spec, task.folder, resumed, theirs), ours)
     theirs.close()
     task.state = RUNNING
     return job
@@ -240,4 +240,4 @@ def set_apart() -> None:
         os.close(file)
     if sys.platform != "win32":
         os.setpgid(0, 0)
-    hear()
+    unblock_interrupts()

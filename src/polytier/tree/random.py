@@ -8,6 +8,7 @@ nodes are computed, the tile, the process and a restart do not change a draw. Al
 from __future__ import annotations
 
 import hashlib
+import math
 
 import numpy as np
 import torch
@@ -80,6 +81,14 @@ def to_uniform(z: Tensor) -> Tensor:
 def uniform(keys: Tensor, count: int) -> Tensor:
     """[n, count] float64 in [0, 1), for keys [n]."""
     return to_uniform(bits(keys, count))
+
+
+def normal(keys: Tensor, count: int) -> Tensor:
+    """[n, count] draws from the standard normal distribution, float64, by the transform of Box and Muller."""
+    pairs = -(-count // 2)
+    u, v = uniform(keys, 2 * pairs).split([pairs, pairs], -1)
+    radius, angle = (-2 * torch.log1p(-u)).sqrt(), 2 * math.pi * v
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :count]
 
 
 def shuffled(keys: Tensor, sizes: Tensor) -> Tensor:

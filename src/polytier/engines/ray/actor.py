@@ -1,4 +1,4 @@
-"""The other side of the ray engine: an actor with a sub-tree, and the messages to and from it."""
+"""The actors of the Ray engine: each one runs a sub-tree. Also the messages between them and the driver."""
 
 from __future__ import annotations
 
@@ -15,25 +15,35 @@ import torch
 from torch import Tensor
 
 from polytier.data.batches import Batches
-from polytier.engines.machine import settle
+from polytier.engines.process_settings import configure_process
 from polytier.engines.stacked import Stacked
 from polytier.messages.codec import Codec
 from polytier.messages.ledger import WAYS, Ledger
+from polytier.messages.transforms import Transform
 from polytier.method.call import Call
 from polytier.method.context import Context
 from polytier.method.memory import Memory
 
 
 class SubTree:
-    """An actor. Errors come back as answers, so that they arrive as what they are."""
+    """An actor with some nodes of tier 1 and all nodes below them.
+
+    Args:
+        path: `sys.path` of the driver, so that the actor finds the user's methods and models.
+    """
 
     context: Context
 
     def __init__(self, path: list[str]) -> None:
-        sys.path += [place for place in path if place not in sys.path]  # methods and models of one's own
-        settle()
+        sys.path += [place for place in path if place not in sys.path]
+        configure_process()
 
     def do(self, what: str, message: list) -> list:
+        """Call the method `what` with packed arguments.
+
+        Returns:
+            The packed result; or the packed error, since Ray would raise an error of another type in the driver.
+        """
         try:
             return pack(getattr(self, what)(*unpack(message)))
         except Exception as error:
@@ -41,18 +51,36 @@ class SubTree:
             return pack(error)
 
     def start(
-        self, context: Context, shares: list, codec: Codec, tiles: dict[str, int], inner_tile: int | None
+        self,
+        context: Context,
+        shares: list,
+        codec: Codec,
+        upload: Transform | None,
+        tiles: dict[str, int],
+        inner_tile: int | None,
     ) -> None:
+        """Take over nodes.
+
+        Args:
+            context: What the programs share, without data and memory.
+            shares: For each model the data of the own devices, the settings of `Batches`, and the own nodes by tier.
+            codec, upload, tiles, inner_tile: Settings of the stacked engine.
+        """
         for part, (federation, batches, held) in zip(context.parts, shares, strict=True):
-            part.batches, part.memory = Batches(federation, **batches), Held(held)
-        engine = Stacked(context, codec, tile=1, inner_tile=inner_tile)
+            part.batches, part.memory = Batches(federation, **batches), SubTreeMemory(held)
+        engine = Stacked(context, codec=codec, upload=upload, tile=1, inner_tile=inner_tile)
         engine.tiles = tiles
         for part in (context, *context.parts):
             part.engine = engine
         self.context = context
 
     def deliver(self, call: Call) -> tuple[list[Any], list[tuple[int, str, Tensor, Tensor]], int]:
-        """The answers, the messages of the call and of all calls below it, and the steps that devices took."""
+        """Run a call at own nodes.
+
+        Returns:
+            The answers; the bytes of this call and of all calls below it, as arguments of `Ledger.add`; and the number
+            of device steps.
+        """
         part = self.context.scope(call.scope)
         before, part.ledger = part.device_steps, Ledger(part.topology)
         part.ledger.start_round()
@@ -64,11 +92,16 @@ class SubTree:
         return answers, traffic, part.device_steps - before
 
     def memory(self, scope: str, what: str, *given: Any) -> Any:
+        """Call a method of the memory of a model."""
         return getattr(self.context.scope(scope).memory, what)(*given)
 
 
-class Held(Memory):
-    """The rows of a sub-tree's nodes; `held` says for each tier which is the first of them and how many they are."""
+class SubTreeMemory(Memory):
+    """The rows of the nodes of a sub-tree.
+
+    Args:
+        held: For each tier the first of these nodes and their number.
+    """
 
     def __init__(self, held: list[tuple[int, int]]) -> None:
         sizes: Any = SimpleNamespace(num_tiers=len(held), size=lambda tier: held[tier][1])
@@ -82,13 +115,13 @@ class Held(Memory):
         super().write(tier, name, ids - self._first[tier], rows)
 
     def load(self, state: dict[str, Tensor]) -> None:
-        self._rows.clear()  # a snapshot knows nothing of what came after it
+        self._rows.clear()  # rows that were first kept after the snapshot must be gone
         super().load(state)
 
 
 @cache
 def pickler() -> Any:
-    """Tensors as plain arrays; classes and functions that no module holds by value."""
+    """A pickler that writes tensors as NumPy arrays, and classes and functions that no module defines by value."""
     from ray import cloudpickle
 
     class Pickler(cloudpickle.Pickler):
@@ -100,11 +133,12 @@ def pickler() -> Any:
 
 
 def pack(value: Any) -> list:
-    """A message: a pickle, and the arrays in it, which Ray moves without copying them once more."""
+    """Pack a value as a message: a pickle, and the arrays in it, which Ray moves without another copy."""
     file, arrays = io.BytesIO(), []
     pickler()(file, protocol=5, buffer_callback=arrays.append).dump(value)
     return [file.getvalue(), *(np.asarray(array.raw()) for array in arrays)]
 
 
 def unpack(message: list) -> Any:
+    """Return the value of a message."""
     return pickle.loads(message[0], buffers=[array.copy() for array in message[1:]])

@@ -1,9 +1,10 @@
-"""The engine for a cluster: each sub-tree of the server lives in a process of its own, an actor of Ray.
+"""The engine for a cluster: sub-trees live in processes of their own, actors of Ray.
 
-An actor owns some consecutive nodes of tier 1 with all below them (teams with their devices; in a flat tree, devices by
-whole blocks): their data, what they keep, and a stacked engine that runs them. The server's program runs here, in the
-driver, which cuts its calls by owner. Sums keep the order that the topology gives them, so no bit changes. If an
-actor is lost a new one takes its place and `NodesLost` is raised: the training then goes back to its last snapshot.
+An actor owns some consecutive nodes of tier 1 with all nodes below them (teams with their devices; in a flat tree,
+devices by whole blocks): their data, the rows that they keep, and a stacked engine that runs them. The program of the
+server runs in this process, the driver, which splits its calls by owner. Sums keep the order given by the topology, so
+that no bit of the result changes. If an actor is lost, a new one is started in its place and `NodesLost` is raised: the
+run then goes back to its last snapshot.
 """
 
 from __future__ import annotations
@@ -22,33 +23,57 @@ from torch import Tensor
 
 from polytier.data.federation import Federation
 from polytier.engines.ray.actor import SubTree, pack, unpack
-from polytier.engines.ray.remote_memory import Spread
+from polytier.engines.ray.remote_memory import RemoteMemory
 from polytier.engines.stacked import default_tile
-from polytier.engines.workers import bare, drawing
+from polytier.engines.workers import batch_settings, without_data
 from polytier.messages.codec import Codec
+from polytier.messages.transforms import Transform
 from polytier.method.call import Call, NodesLost
 from polytier.method.context import Context
 from polytier.stack.rows import cat_rows, fold, map_rows
 from polytier.tree.topology import Topology
 
-STARTS = 180.0  # seconds in which the cluster has to give room to an actor; on a busy machine starting one takes long
-ANSWERS = 5.0  # seconds in which its head has to answer
-SETTINGS = b"\x04"  # Ray speaks gRPC, whose servers first send a frame of this kind, told after three bytes of length
+START_SECONDS = 180.0  # time for the cluster to start an actor; on a busy machine this takes long
+ANSWER_SECONDS = 5.0  # time for the head of a cluster to answer
+# Ray uses gRPC over HTTP/2, whose servers first send a SETTINGS frame; its type follows three bytes of length
+SETTINGS = b"\x04"
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + SETTINGS + bytes(5)
 
 
 class Ray:
-    """Runs the server's program here and every sub-tree in an actor, of the cluster at `address` or ("") of its own."""
+    """Runs the program of the server in this process and every sub-tree in an actor.
 
-    remote = True  # nodes may be lost, and keep their rows elsewhere
+    Args:
+        context: What the programs share. Its memory is replaced by one that asks the actors.
+        codec: How rows are encoded.
+        upload: What is done to the changes of models before devices send them.
+        tile: Devices that an actor computes at once; None: as many as fit into the cache of the processor.
+        inner_tile: Teams that an actor computes at once; None: all of them.
+        workers: Number of actors, one CPU each; None: one per free CPU of the cluster.
+        address: HOST:PORT of the head of a cluster, or "auto" for a cluster on this machine; "" starts an instance of
+            Ray for this run.
+
+    Raises:
+        ValueError: If Ray is not installed, no cluster answers, or models are on an accelerator.
+        OSError: If Ray or an actor does not start.
+    """
+
+    remote = True
 
     def __init__(
-        self, context: Context, codec: Codec, *, tile: int | None = None, inner_tile: int | None = None,
-        workers: int | None = None, address: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        context: Context,
+        *,
+        codec: Codec,
+        upload: Transform | None = None,
+        tile: int | None = None,
+        inner_tile: int | None = None,
+        workers: int | None = None,
+        address: str = "",
+    ) -> None:
         if {part.objective.device.type for part in context.parts} != {"cpu"}:
             raise ValueError("the ray engine computes on CPUs; use --on cpu, or --engine stacked")
-        self.context, self.codec, self.inner_tile = context, codec, inner_tile
+        self.context, self.codec, self.upload, self.inner_tile = context, codec, upload, inner_tile
         self.tiles = {part.name: tile or default_tile(part) for part in context.parts}
         self.actors: dict[int, Any] = {}
         self._ray, self._joined = connect(address, workers)
@@ -61,9 +86,13 @@ class Ray:
             self.close()
             raise
         for part in context.parts:
-            part.memory = Spread(self, part)
+            part.memory = RemoteMemory(self, part)
+
+    def use_workers(self, workers: int) -> None:
+        """Change nothing: the number of actors is fixed."""
 
     def close(self) -> None:
+        """End the actors, and leave Ray if it was started or joined for this run."""
         for actor in self.actors.values():
             self._ray.kill(actor)
         self.actors = {}
@@ -72,9 +101,10 @@ class Ray:
             self._joined = False
 
     def deliver(self, call: Call) -> Iterator[Any]:
+        """Run the program of a call at its receivers; see `Engine.deliver`."""
         part = self.context.scope(call.scope)
         owner = self.owners[call.scope][call.tier][call.ids]
-        summed = call.blocks is not None and call.tier == part.topology.leaf  # there; the rows of teams: here
+        summed = call.blocks is not None and call.tier == part.topology.leaf  # actors sum devices, the driver teams
         asked = call if summed else replace(call, blocks=None, shares=None)
         places = {k: (owner == k).nonzero().squeeze(1) for k in owner.unique().tolist()}
         pieces = []
@@ -93,9 +123,20 @@ class Ray:
             yield rows if call.blocks is None or call.shares is None else fold(rows, call.shares, call.blocks)
 
     def ask(self, what: str, arguments: Mapping[int, tuple]) -> Iterator[tuple[int, Any]]:
-        """Have actors do something, all at once; what each of them answers, in order."""
+        """Call a method of actors, all at the same time.
+
+        Args:
+            what: Name of a method of `SubTree`.
+            arguments: Its arguments, by the number of the actor.
+
+        Yields:
+            (number of the actor, result), in order.
+
+        Raises:
+            NodesLost: If an actor was lost; a new one is in its place.
+        """
         if not self.actors:
-            raise RuntimeError("the training is closed, and what its nodes kept is gone with them")
+            raise RuntimeError("the training is closed, and the rows that its nodes kept no longer exist")
         futures = {k: self.actors[k].do.remote(what, pack(given)) for k, given in arguments.items()}
         for k, future in futures.items():
             try:
@@ -111,7 +152,7 @@ class Ray:
         return answer
 
     def _replaced(self, error: Exception) -> NodesLost:
-        """New actors for those that are gone, and who they were."""
+        """Start new actors in place of the lost ones, and return an error that names their nodes."""
         lost = [k for k, actor in self.actors.items() if not self._lives(actor)]
         if not lost:
             return NodesLost(f"an actor could not be reached ({first_line(error)})")
@@ -131,11 +172,11 @@ class Ray:
     def _start(self, which: Sequence[int]) -> None:
         self.actors |= {k: self._spawn() for k in which}
         futures = [self.actors[k].do.remote("start", pack(self._owned(k))) for k in which]
-        waiting = self._ray.wait(futures, num_returns=len(futures), timeout=STARTS)[1]
+        waiting = self._ray.wait(futures, num_returns=len(futures), timeout=START_SECONDS)[1]
         if waiting:
             raise TimeoutError(
-                f"Ray gave no room to {len(waiting)} of {len(futures)} actors (a CPU each) in {STARTS:.0f} seconds; "
-                "try fewer --workers, or free some CPUs"
+                f"Ray did not start {len(waiting)} of {len(futures)} actors (one CPU each) in {START_SECONDS:.0f} "
+                "seconds; use fewer --workers, or free some CPUs"
             )
         try:
             for future in futures:
@@ -149,8 +190,8 @@ class Ray:
         return self._ray.remote(num_cpus=1)(SubTree).remote(sys.path)
 
     def _owned(self, k: int) -> tuple:
-        """What an actor starts from: the tree as a whole, the samples of its own devices alone."""
-        federations: dict[Any, Federation] = {}  # models that share their data share them there too
+        """The arguments of `SubTree.start` of an actor: the whole tree, and the samples of its own devices alone."""
+        federations: dict[Any, Federation] = {}  # models with the same data share them in the actor too
         shares = []
         for part in self.context.parts:
             owned = [of_tier == k for of_tier in self.owners[part.name]]
@@ -159,12 +200,15 @@ class Ray:
             if alike not in federations:
                 federations[alike] = only(federation, devices)
             held = [(int(mask.long().argmax()), int(mask.sum())) for mask in owned]
-            shares.append((federations[alike], drawing(part), held))
-        return bare(self.context), shares, self.codec, self.tiles, self.inner_tile
+            shares.append((federations[alike], batch_settings(part), held))
+        return without_data(self.context), shares, self.codec, self.upload, self.tiles, self.inner_tile
 
 
 def owners(topology: Topology, workers: int) -> list[Tensor]:
-    """By tier: the actor of each node. Neighbours with about as many devices each; sums of blocks are not cut."""
+    """Return for each tier the actor [nodes] of each node.
+
+    Actors own neighbouring nodes of tier 1, with about the same number of devices each; no block of a sum is split.
+    """
     group = topology.blocks[1] if topology.leaf == 1 else torch.arange(topology.size(1))
     devices = torch.bincount(group[topology.ancestor(1)])
     middle = devices.cumsum(0) - devices / 2
@@ -173,10 +217,10 @@ def owners(topology: Topology, workers: int) -> list[Tensor]:
 
 
 def only(federation: Federation, devices: Tensor) -> Federation:
-    """The same devices, with the samples of some of them alone."""
+    """Return a federation of the same devices that holds the samples of some devices only."""
     start, end = federation.bounds[devices, 0], federation.bounds[devices, 3]
     length = end - start
-    first = length.cumsum(0) - length  # where each one's samples are now
+    first = length.cumsum(0) - length  # where the samples of each device start in the result
     index = torch.repeat_interleave(start - first, length) + torch.arange(int(length.sum()))
     bounds = federation.bounds.clone()
     bounds[devices] += (first - start).unsqueeze(1)
@@ -187,11 +231,19 @@ def only(federation: Federation, devices: Tensor) -> Federation:
 
 
 def connect(address: str, workers: int | None) -> tuple[Any, bool]:
-    """Ray, and whether it was started or joined by this call."""
+    """Start or join Ray.
+
+    Returns:
+        The module, and whether this call has started or joined Ray (False: it was in use already).
+
+    Raises:
+        ValueError: If Ray is not installed or no cluster answers at the address.
+        OSError: If Ray does not start on this machine.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # what it would print beside our own line on lost actors
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # it would print a line of its own for lost actors
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its own
+        warnings.simplefilter("ignore")  # Ray's own warnings
         try:
             import ray
         except ImportError:
@@ -200,7 +252,7 @@ def connect(address: str, workers: int | None) -> tuple[Any, bool]:
             raise missing("ray") from None
         if ray.is_initialized():
             return ray, False
-        advice = "give HOST:PORT of its head node, or auto for one on this machine; without an address one is started"
+        advice = "give HOST:PORT of its head node, or auto for a cluster on this machine; engine ray starts one"
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
             if not address:
@@ -222,16 +274,16 @@ def disconnect(ray: Any) -> None:
 
 
 def check_address(address: str) -> None:
-    """Whether something like Ray's head answers there; Ray itself would try for minutes."""
+    """Raise an error unless the head of a Ray cluster seems to answer there. Ray itself would try for minutes."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal() and int(port) < 1 << 16):
-        raise ValueError("this is no address")
-    with socket.create_connection((host, int(port)), ANSWERS) as line:
+        raise ValueError("this is not an address")
+    with socket.create_connection((host, int(port)), ANSWER_SECONDS) as line:
         line.sendall(HELLO)
         if line.recv(4)[3:] != SETTINGS:
-            raise ValueError("something else does")
+            raise ValueError("another program answers there")
 
 
 def first_line(error: Exception) -> str:

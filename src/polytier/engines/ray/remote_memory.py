@@ -1,4 +1,4 @@
-"""What the nodes of a cluster keep, as the driver of the ray engine sees it."""
+"""The memory of nodes that live in actors, as the driver of the Ray engine sees it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,24 @@ if TYPE_CHECKING:
     from polytier.engines.ray.driver import Ray
 
 
-class Spread(Memory):
-    """What nodes keep, as the driver sees it: the server's own rows are here, those of all others with their actors."""
+class RemoteMemory(Memory):
+    """Rows that nodes keep. The rows of the server are in this process, those of all other nodes in their actors.
+
+    Args:
+        engine: The engine with the actors.
+        part: The context of the model whose rows these are.
+    """
 
     def __init__(self, engine: Ray, part: Context) -> None:
         super().__init__(part.topology)
         self._engine, self._scope, self._own = engine, part.name, Memory(part.topology)
 
     def _of_server(self, tier: int, name: str) -> bool:
+        """Whether the server keeps these rows: its own, and what it remembers of its children."""
         return tier == 0 or (tier == 1 and is_remembered(name))
 
     def _ask(self, what: str, *given: Any) -> Iterator[tuple[int, Any]]:
+        """The result of a method of `Memory` in every actor."""
         return self._engine.ask("memory", dict.fromkeys(range(self._engine.workers), (self._scope, what, *given)))
 
     def names(self, tier: int) -> list[str]:
@@ -70,5 +77,5 @@ class Spread(Memory):
 
 
 def recalled(algorithm: Algorithm, rows: dict[str, Tensor], node: Node) -> Rows:
-    """Runs at the nodes: what they kept under these names."""
+    """A program of nodes: the rows that they keep under these names."""
     return {name: node.memory(name, default) for name, default in rows.items()}
