@@ -22,7 +22,7 @@ from polytier.method.memory import Memory
 from polytier.models.losses import Loss, default_loss
 from polytier.models.metrics import Asked, resolve_metrics
 from polytier.models.zoo import checked, make_model
-from polytier.runs.sample_check import try_loss_and_metrics
+from polytier.runs.sample_check import predicts_outputs, try_loss_and_metrics
 from polytier.stack.objective import BATCHINGS, Objective, choose_batching
 from polytier.tree.participation import Participation
 from polytier.tree.topology import Topology
@@ -64,8 +64,7 @@ def make_context(
         batching=batching or "stacked",
     )  # fmt: skip
     batches = Batches(federation, seed, kind, on, bool(objective.dropouts))
-    plain = type(algorithm).predict is Algorithm.predict  # its predictions are the outputs of the model
-    if plain and (loss is not None or metrics is not None):
+    if (loss is not None or metrics is not None) and predicts_outputs(algorithm):
         try_loss_and_metrics(objective, batches, judged)
     if batching is None and alike not in made:
         few = torch.arange(min(8, len(federation)))
