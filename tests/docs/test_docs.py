@@ -59,6 +59,14 @@ def test_public_names_exist():
         assert getattr(polytier, name) is not None
 
 
+def test_metrics_losses_and_charts_of_the_docs_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for _, text in blocks("docs/extending-metrics.md"):
+        exec(text, {"__name__": "__main__"})
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert "Spread of accuracy" in (tmp_path / "spread.html").read_text()
+
+
 # -- the guide ----------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from polytier.models.metrics import ACCURACY, LOSS, METRICS, MetricInfo
 from polytier.runs import evaluate
 from polytier.runs.callbacks import RunFolder
 from polytier.runs.loop import make_loop
-from polytier.runs.read import RunRecord, bytes_until, shared_metric
+from polytier.runs.read import RunRecord, bytes_until, shared_metrics
 from polytier.runs.summary import best_of
 from polytier.studies.gain import measure_gain
 
@@ -363,7 +363,7 @@ def test_runs_are_compared_by_a_metric_that_all_have(unequal, tmp_path):
         run.save(tmp_path / name)
 
     def shared(*names: str) -> str:
-        return shared_metric([RunRecord(tmp_path / name) for name in names]).name
+        return shared_metrics([RunRecord(tmp_path / name) for name in names])[0].name
 
     assert shared("a", "b") == "macro_f1"
     assert shared("b", "a") == "auc"

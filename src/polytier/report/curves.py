@@ -120,7 +120,7 @@ def by_round(study: Study) -> Iterator[Lines | Panels]:
     metric, split = metric_of(study, kinds)
     judges = {variant: judge_of(variant, kinds) for variant in study.variants}
 
-    def judged(variant: Variant) -> Pick | None:
+    def judged(variant: Variant, metric: MetricInfo) -> Pick | None:
         judge = judges[variant]
         return picker(judge, split, metric) if judge else None
 
@@ -129,10 +129,14 @@ def by_round(study: Study) -> Iterator[Lines | Panels]:
     several = len({judge for judge in judges.values() if judge}) > 1
     of = " (the personal model, or the global one of a method that has no other)" if several else ""
     title = f"{split.capitalize()} {metric.name} by round"
-    main = chart(study, title, metric, split, judged)
+    main = chart(study, title, metric, split, lambda variant: judged(variant, metric))
     yield Lines(title, main.x, main.y, main.series, f"Mean over all devices{of}. {main.note}")
     if len(kinds) > 1:
         yield side_by_side(study, "Models side by side", kinds, metric, split)
+    others = [other for other in study.metrics if other.name not in (metric.name, LOSS.name)]
+    if others:
+        charts = [chart(study, o.name, o, split, lambda variant, o=o: judged(variant, o)) for o in others]
+        yield Panels("Other metrics", [each for each in charts if each.series], note(study))
     if metric.name != LOSS.name:
         yield side_by_side(study, f"{split.capitalize()} loss", kinds, LOSS, split)
     if split != "train":

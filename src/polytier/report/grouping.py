@@ -7,11 +7,12 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from polytier.models.metrics import MetricInfo
-from polytier.runs.read import Record, RunRecord, shared_metric
+from polytier.runs.read import Record, RunRecord, shared_metrics
 from polytier.runs.spec import PYTHON, of_scope
 
 NO_FILES = "data_dir"  # where the files of the data are changes nothing
@@ -53,10 +54,15 @@ class Study:
     def finished(self) -> list[Variant]:
         return [variant for variant in self.variants if variant.finished]
 
+    @cached_property
+    def metrics(self) -> tuple[MetricInfo, ...]:
+        """The metrics that all runs have, the leading one first."""
+        return shared_metrics([run for variant in self.variants for run in variant.runs])
+
     @property
     def metric(self) -> MetricInfo:
         """The metric that leads here: the first one that all runs have."""
-        return shared_metric([run for variant in self.variants for run in variant.runs])
+        return self.metrics[0]
 
 
 # -- finding ------------------------------------------------------------------------------------------

@@ -180,14 +180,14 @@ def has_accuracy(figures: Any) -> bool:
     return isinstance(figures, dict) and any(isinstance(own, dict) and ACCURACY.name in own for own in figures.values())
 
 
-def shared_metric(records: Sequence[RunRecord]) -> MetricInfo:
-    """The first metric of the first run that all of these runs have; the loss if there is none.
+def shared_metrics(records: Sequence[RunRecord]) -> tuple[MetricInfo, ...]:
+    """The metrics of the first run that all of these runs have, in its order; the loss if there are none.
 
     Runs without any evaluated round are left out.
     """
     first, *others = [record.metrics for record in records if record.summary or record.last] or [(LOSS,)]
     names = [{metric.name for metric in metrics} for metrics in others]
-    return next((metric for metric in first if all(metric.name in each for each in names)), LOSS)
+    return tuple(metric for metric in first if all(metric.name in each for each in names)) or (LOSS,)
 
 
 def judge_of(figures: Mapping[str, Any]) -> str:

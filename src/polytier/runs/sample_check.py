@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from polytier.data.batches import Batches
+from polytier.method.algorithm import Algorithm
 from polytier.models.losses import per_sample
 from polytier.models.metrics import Metric, check_metric
 from polytier.stack.objective import Objective
@@ -28,6 +29,11 @@ def try_loss_and_metrics(objective: Objective, batches: Batches, metrics: Sequen
     objective.sample_loss = per_sample(objective.sample_loss, outputs, group.y[0])
     for metric in metrics:
         check_metric(metric, outputs, group.y[0])
+
+
+def predicts_outputs(algorithm: Algorithm) -> bool:
+    """Whether a method's predictions are the outputs of the model; only then can they be tried before training."""
+    return getattr(type(algorithm), "predict", Algorithm.predict) is Algorithm.predict
 
 
 def different_samples(targets: Tensor) -> Tensor:
