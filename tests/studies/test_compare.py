@@ -50,7 +50,7 @@ class Here:
 def here(monkeypatch) -> list[list[str]]:
     """Runs are made in this process; what they are asked."""
     asked: list[list[str]] = []
-    monkeypatch.setattr(tasks, "start", lambda work, args, said: asked.append(args) or Here(args, said))
+    monkeypatch.setattr(tasks, "start_process", lambda work, args, said: asked.append(args) or Here(args, said))
     return asked
 
 
