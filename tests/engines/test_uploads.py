@@ -227,7 +227,7 @@ def test_a_transform_that_cannot_be_pickled_needs_one_process():
 def test_what_a_run_records():
     for given, recorded in ((UPLOAD, UPLOAD), (outside.Halved(), "python"), (None, None)):
         with make_loop(FedAvg(), federation_of(), "mclr", upload=given, batching="eager") as training:
-            assert training.settings.get("upload") == recorded
+            assert training.spec.upload == recorded
 
 
 # -- from outside the package ----------------------------------------------------------------------------
