@@ -40,7 +40,7 @@ from polytier.runs.methods import (
     method_of,
 )
 from polytier.runs.model_specs import RULES, OneOrEach, completed, given_specs, model_specs, one_each, own_fields
-from polytier.runs.sample_check import try_loss_and_metrics
+from polytier.runs.sample_check import predicts_outputs, try_loss_and_metrics
 from polytier.runs.spec import RunSpec, read_teams
 from polytier.stack.objective import BATCHINGS, Objective, choose_batching
 from polytier.tree.participation import Participation
@@ -230,8 +230,7 @@ def make_context(
     key = (*map(Identity.of, (federation, module, loss)), *(getattr(spec, name) for name in alike))
     if (*key, spec.batching) not in objectives:
         made = module or make_model(spec.model, tuple(federation.x.shape[1:]), federation.num_classes, spec.seed)
-        plain = type(algorithm).predict is Algorithm.predict  # its predictions are the outputs of the model
-        tried = judged if plain and (loss is not None or metrics is not None) else None
+        tried = judged if (loss is not None or metrics is not None) and predicts_outputs(algorithm) else None
         objective = make_objective(spec, made, loss or default_loss(made, classes), federation, tried)
         objectives[*key, spec.batching] = objectives[*key, objective.batching] = made, objective
     module, objective = objectives[*key, spec.batching]
