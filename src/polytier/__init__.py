@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from polytier.method.call import Diverged
     from polytier.method.node import Children, LocalProblem
     from polytier.method.parameters import Step, parameter
+    from polytier.models.trainable import Trainable
     from polytier.runs.callbacks import MLflow, Progress, RunFolder, TensorBoard
     from polytier.runs.contract import check_algorithm
     from polytier.runs.loop import Callback, Training, train
@@ -95,6 +96,7 @@ _HOME = {
         "Step",
         "parameter",
     ),
+    "polytier.models.trainable": ("Trainable",),
     "polytier.runs.callbacks": (
         "MLflow",
         "Progress",

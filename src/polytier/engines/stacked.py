@@ -141,5 +141,6 @@ def default_tile(context: Context) -> int:
     if isinstance(context.batch_size, int):
         samples = min(context.batch_size, samples)
     inputs = federation.x[0].numel() * samples
-    touched = width * (context.objective.dimension + 3 * inputs)  # a row in place; a batch gathered, and read twice
+    # a row in place, and frozen parameters, which some layers copy per row; a batch gathered, and read twice
+    touched = width * (context.objective.dimension + context.objective.frozen_size + 3 * inputs)
     return max(1, min(16, round(TILE_BYTES / touched / 4))) * 4

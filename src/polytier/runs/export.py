@@ -91,7 +91,7 @@ def export_parameters(run: Run, row: Tensor, target: Path, owner: str) -> None:
     module = run.as_module(row)
     inner = module.model if isinstance(module, Scaled) else module
     assert isinstance(inner, nn.Module)
-    parts = {k: v.clone() for k, v in run.context.objective.parameters(row).items()}
+    parts = {k: v.clone() for k, v in run.context.objective.all_parameters(row).items()}
     parts |= {k: v.clone() for k, v in inner.named_buffers()}
     about = json.dumps(about_inputs(run.context.batches.federation))
     write_tensors(target, parts, model=str(run.settings.get("model", "")), of=owner, inputs=about)

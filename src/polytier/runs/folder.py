@@ -30,6 +30,7 @@ from torch import Tensor
 from polytier.data.federation import Federation
 from polytier.data.pack import dtype_name
 from polytier.method.algorithm import Algorithm
+from polytier.models.trainable import digest
 from polytier.runs import checkpoint
 from polytier.runs.config import PYTHON, fields_of, to_toml
 from polytier.runs.read import KINDS
@@ -178,15 +179,20 @@ def write_collaboration(folder: Path, run: Run) -> None:
 
 
 def write_models(folder: Path, run: Run) -> None:
-    """{personal,team,global}.safetensors: a tensor a parameter, the first axis is the nodes."""
+    """{personal,team,global}.safetensors: one tensor per parameter that trains, its first axis is the nodes.
+
+    Frozen parameters are not in the files; their digest is, so that `Run.load` finds out whether it is given the same.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     everywhere = None if run.global_ is None else run.global_.unsqueeze(0)
     ids = {"personal": run.device_ids, "team": run.team_ids, "global": np.array(["server"])}
     about = json.dumps(about_inputs(run.context.batches.federation))
+    frozen = run.context.objective.frozen
+    meta = {"inputs": about, **({"frozen": digest(frozen)} if frozen else {})}
     for kind, rows in zip(KINDS, (run.personal, run.team, everywhere), strict=True):
         if rows is not None:
             parts = {k: v.cpu().contiguous() for k, v in run.context.objective.parameters(rows).items()}
-            write_tensors(folder / f"{kind}.safetensors", parts, ids=json.dumps(ids[kind].tolist()), inputs=about)
+            write_tensors(folder / f"{kind}.safetensors", parts, ids=json.dumps(ids[kind].tolist()), **meta)
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], **meta: str) -> None:

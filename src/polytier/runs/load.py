@@ -20,6 +20,7 @@ from polytier.messages.ledger import Ledger
 from polytier.method.context import Context
 from polytier.method.memory import Memory
 from polytier.models.losses import default_loss
+from polytier.models.trainable import Trainable, digest
 from polytier.models.zoo import make_model
 from polytier.runs import checkpoint
 from polytier.runs.config import PYTHON, make_algorithm
@@ -79,7 +80,9 @@ def load_model(
         topology = topology.flat()  # beside a method with teams the tree has some
     federation = without_samples(about, topology)
     loss = default_loss(model, about["classes"] is not None)
-    objective = Objective(model, loss, l2=config["l2"], dtype=dtype, batching=config["batching"])
+    trainable = Trainable.parse(config.get("train", "all"))
+    objective = Objective(model, loss, l2=config["l2"], dtype=dtype, batching=config["batching"], trainable=trainable)
+    check_frozen(objective, about["frozen"])
     ledger = Ledger(topology)
     if tensors:
         ledger.load(tensors, facts.get("traffic") or [record["bytes"] for record in history])
@@ -103,8 +106,20 @@ def flat_rows(objective: Objective, parts: dict[str, Tensor], ids: np.ndarray) -
     """[nodes, d] in the order of the module's own parameters."""
     shapes = {name: tuple(part.shape[1:]) for name, part in parts.items()}
     if shapes != dict(zip(objective.names, objective.shapes, strict=True)):
-        raise ValueError("the model has other parameters than the ones that were saved; give the model of that run")
+        raise ValueError(
+            "the model has other parameters than the ones that were saved; give the model of that run, with the same "
+            "parameters frozen"
+        )
     return torch.cat([parts[name].reshape(len(ids), -1) for name in objective.names], 1), ids
+
+
+def check_frozen(objective: Objective, saved: str | None) -> None:
+    """The frozen parameters are not in the run folder: the module has them, and must have the same."""
+    if saved is not None and (not objective.frozen or digest(objective.frozen) != saved):
+        raise ValueError(
+            "the frozen parameters of this model are not those of the run; give the model of that run, with the same "
+            "weights and with the same parameters frozen"
+        )
 
 
 def read_tree(folder: Path) -> Topology:
@@ -142,7 +157,7 @@ def latest(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None
 
 
 def read_models(folder: Path) -> tuple[dict[str, tuple[dict[str, Tensor], np.ndarray]], dict[str, Any]]:
-    """By kind the parameters and ids; and what the models know of their inputs."""
+    """By kind the parameters and ids; and what the models know of their inputs and of frozen parameters."""
     found, about = {}, None
     for path in (folder / f"{kind}.safetensors" for kind in KINDS):
         if path.exists():
@@ -151,7 +166,7 @@ def read_models(folder: Path) -> tuple[dict[str, tuple[dict[str, Tensor], np.nda
                     meta = file.metadata()
                     parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                     found[path.stem] = parts, np.array(json.loads(meta["ids"]))
-                    about = json.loads(meta["inputs"])
+                    about = {**json.loads(meta["inputs"]), "frozen": meta.get("frozen")}
             except (SafetensorError, OSError, KeyError, TypeError) as error:
                 raise ValueError(f"{path} cannot be read: {error}; resume or repeat the run") from None
     if about is None:

@@ -24,6 +24,7 @@ from polytier.method.call import Clock, NodesLost
 from polytier.method.mapped_memory import Store
 from polytier.method.node import Children, check_finite
 from polytier.models.losses import Loss
+from polytier.models.trainable import Trainable
 from polytier.runs.evaluate import Evaluation, evaluate
 from polytier.runs.making import check_settings, join, make_context, make_engine, note_flat, one_of
 from polytier.runs.run import Run
@@ -75,7 +76,7 @@ class Training:
         team_participation: Any = 1.0, device_participation: Any = 1.0, absent: str = "skip",
         batch_size: OneOrEach[int | str] = 32, eval_every: int = 1, workers: int | None = 1, tile: int | None = None,
         inner_tile: int | None = None, dtype: str = "float32", on: str = "cpu", codec: str | None = None,
-        batching: OneOrEach[str | None] = None, engine: str = "stacked",
+        batching: OneOrEach[str | None] = None, engine: str = "stacked", train: OneOrEach[str | Trainable] = "all",
     ) -> None:  # fmt: skip
         """Settle everything; nothing is drawn from a generator with hidden state.
 
@@ -91,15 +92,17 @@ class Training:
         batching            | how stacks are run (see objective.py); None: found by a check at the start
         engine              | "stacked", or "ray": sub-trees in `workers` processes (None: one a core) of a Ray instance
                               made for this run; "ray:auto", "ray:HOST:PORT": of a cluster. No bit changes
+        train               | which parameters train: "all", "head", "layers=PATTERN" (models/trainable.py); all others,
+                              and those with requires_grad=False, stay as they are and are neither sent nor saved
 
-        A wrapper of several methods takes federation, model, loss, l2, batch_size and batching once for all of
+        A wrapper of several methods takes federation, model, loss, l2, batch_size, batching and train once for all of
         them or one by name.
         """
         check_settings(eval_every, workers, tile, dtype, on, codec, absent, engine)
         self.algorithm, self.seed, self.eval_every = algorithm, seed, eval_every
         own = {
             "federation": federation, "model": model, "loss": loss, "l2": l2, "batch_size": batch_size,
-            "batching": batching,
+            "batching": batching, "train": train,
         }  # fmt: skip
         shared = {
             "seed": seed, "topology": topology, "metrics": metrics, "absent": absent, "dtype": dtype, "on": on,
@@ -128,6 +131,7 @@ class Training:
             name: {
                 "model": each["model"] if isinstance(each["model"], str) else "python", "l2": each["l2"],
                 "batch_size": each["batch_size"], "batching": contexts[name].objective.batching,
+                **({} if Trainable.parse(each["train"]).kind == "all" else {"train": str(each["train"])}),
             }
             for name, each in of_each.items()
         }  # fmt: skip

@@ -21,6 +21,7 @@ from polytier.method.context import Context
 from polytier.method.memory import Memory
 from polytier.models.losses import Loss, default_loss
 from polytier.models.metrics import correct
+from polytier.models.trainable import Trainable
 from polytier.models.zoo import checked, make_model
 from polytier.stack.objective import BATCHINGS, Objective, choose_batching
 from polytier.tree.participation import Participation
@@ -43,7 +44,7 @@ def make_context(
     algorithm: Algorithm, *, name: str, federation: Federation, model: nn.Module | str, seed: int,
     topology: Topology | None, rules: tuple[Participation, Participation], loss: Loss | None,
     metrics: Mapping[str, Callable[[Tensor, Tensor], Tensor]] | None, l2: float, batch_size: int | str, absent: str,
-    dtype: str, on: str, batching: str | None, hold: int, made: dict[str, Objective],
+    dtype: str, on: str, batching: str | None, hold: int, made: dict[str, Objective], train: str | Trainable = "all",
 ) -> Context:  # fmt: skip
     """All that the programs of one model share."""
     check_batch_size(batch_size)
@@ -53,14 +54,16 @@ def make_context(
     if algorithm.tiers == 2 and topology.num_tiers > 2:
         topology = topology.flat()
     kind: torch.dtype = getattr(torch, dtype)
-    alike = repr((id(federation), model if isinstance(model, str) else id(model), id(loss), l2, batch_size, batching))
+    trainable = Trainable.parse(train)
+    named_or_id = model if isinstance(model, str) else id(model)
+    alike = repr((id(federation), named_or_id, id(loss), l2, batch_size, batching, trainable))
     if isinstance(model, str):
         model = make_model(model, tuple(federation.x.shape[1:]), federation.num_classes, seed)
     classes = federation.num_classes is not None
     metrics = metrics if metrics is not None else {"accuracy": correct} if classes else {}
     objective = made.get(alike) or Objective(
         checked(type(model).__name__, model), loss or default_loss(model, classes), l2=l2, dtype=kind, device=on,
-        batching=batching or "stacked",
+        batching=batching or "stacked", trainable=trainable,
     )  # fmt: skip
     batches = Batches(federation, seed, kind, on, bool(objective.dropouts))
     if batching is None and alike not in made:

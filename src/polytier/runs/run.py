@@ -135,13 +135,13 @@ class Run:
         return self.as_module(self.row(device=device, team=team))
 
     def as_module(self, row: Tensor) -> nn.Module:
-        """A module with the parameters `row` [d]."""
+        """A module with the parameters `row` [d]; frozen parameters are those of the run, to the bit."""
         if type(self.algorithm).predict is not Algorithm.predict:
             name = type(self.algorithm).__name__
             raise ValueError(f"{name} predicts from a device's training data too; its network alone is no classifier")
         objective, federation = self.context.objective, self.context.batches.federation
         module = copy.deepcopy(self.module).to(objective.dtype)
-        module.load_state_dict({k: v.clone() for k, v in objective.parameters(row).items()}, strict=False)
+        module.load_state_dict({k: v.clone() for k, v in objective.all_parameters(row).items()}, strict=False)
         if federation.scale is not None or federation.shift is not None:
             zero, one = torch.zeros(()), torch.ones(())
             scale = one if federation.scale is None else federation.scale

@@ -171,7 +171,7 @@ def alone(together: Training, name: str, rounds: int) -> Training:
         device_participation=rules[-1], absent=context.absent, batch_size=context.batch_size, eval_every=rounds,
         workers=None if together.choose_workers else engine.workers, tile=engine.tiles[name],  # type: ignore[attr-defined]
         dtype=together.settings["dtype"], on=together.settings["on"], codec=together.codec.name,
-        batching=objective.batching,
+        batching=objective.batching, train=objective.trainable,
     )  # fmt: skip
     single.context.objective = objective  # its graphs are traced
     return single
