@@ -15,7 +15,6 @@ from polytier._text import schedule
 from polytier.data.batches import Batch, Walk, batch_sizes
 from polytier.method.call import Call, Clock, Diverged
 from polytier.method.context import Context
-from polytier.method.memory import remembered
 from polytier.method.parameters import Step
 from polytier.stack.objective import Piece
 from polytier.stack.rows import Answers, Rows, Sums, as_dict, cat_rows, map_rows, share_of_samples, starts_of
@@ -55,11 +54,11 @@ class Node:
         return self.context.samples[self.tier][self.ids]
 
     def memory(self, name: str, default: Tensor) -> Tensor:
-        """Named rows that last from round to round; `default` at nodes that kept none yet."""
+        """Named rows that last from round to round; `default` at nodes that kept none yet. Names: see `keep`."""
         return self.context.memory.read(self.tier, name, self.ids, default.cpu()).to(self.device)
 
-    def keep(self, **rows: Tensor) -> None:
-        """Keep named rows; "model" is what is evaluated at this tier."""
+    def keep(self, /, **rows: Tensor) -> None:
+        """Keep named rows; "model" is what is evaluated at this tier. A name is any text of up to 100 characters."""
         if not self.quiet:
             for name, value in rows.items():
                 value = value.cpu()
@@ -204,13 +203,13 @@ class Children(Node):
         """Keep answers, a row a child, on the parents' side."""
         if not self.quiet:
             for field, value in as_dict(answers.rows).items():
-                self.context.memory.write(self.tier + 1, remembered(name, field), answers.ids, value)
+                self.context.memory.write(self.tier + 1, name, answers.ids, value, field)
 
     def recall(self, name: str, default: Rows) -> Answers:
         """What was remembered, of all registered children; `default` [children, ...] where nothing was."""
         kids, position = self.kids
         rows = {
-            field: self.context.memory.read(self.tier + 1, remembered(name, field), kids, value)
+            field: self.context.memory.read(self.tier + 1, name, kids, value, field)
             for field, value in as_dict(default).items()
         }
         return self._as_answers(rows if isinstance(default, dict) else rows[""], kids, position, default)

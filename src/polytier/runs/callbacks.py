@@ -13,7 +13,7 @@ from rich.console import Console
 
 from polytier._errors import missing
 from polytier._text import size
-from polytier.method import mapped_memory as store
+from polytier.method import mapped_memory
 from polytier.runs import checkpoint
 from polytier.runs.folder import claim, described, json_line, write_end, write_start, write_text
 from polytier.runs.loop import PATIENCE, Callback, Training
@@ -43,7 +43,7 @@ class RunFolder(Callback):
             self._made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
             claim(self.folder)
             if training.round == 0 and rows_bytes(training) > IN_FILES:
-                training.keep_in(self.folder / store.FOLDER)
+                training.keep_in(self.folder / mapped_memory.FOLDER)
         write_start(self.folder, config, training.context.topology)
         # the checkpoint's history: lines of later rounds, or half a line, are of a run that was cut short
         write_text(self.folder / "metrics.jsonl", "".join(map(json_line, training.history)))

@@ -21,7 +21,7 @@ from polytier.messages.codec import CODECS
 from polytier.messages.ledger import Ledger, add_up
 from polytier.method.algorithm import Algorithm
 from polytier.method.call import Clock, NodesLost
-from polytier.method.mapped_memory import Store
+from polytier.method.mapped_memory import MappedMemory
 from polytier.method.node import Children, check_finite
 from polytier.models.losses import Loss
 from polytier.models.trainable import Trainable
@@ -168,11 +168,11 @@ class Training:
     def keep_in(self, folder: Path) -> None:
         """Keep the nodes' rows in files there; a checkpoint then leaves them where they are. Before the first round."""
         for k, part in enumerate(() if self._remote else self.context.parts):
-            part.memory = Store(part.topology, folder / str(k))
+            part.memory = MappedMemory(part.topology, folder / str(k))
 
     @property
-    def stores(self) -> list[Store]:
-        return [part.memory for part in self.context.parts if isinstance(part.memory, Store)]
+    def stores(self) -> list[MappedMemory]:
+        return [part.memory for part in self.context.parts if isinstance(part.memory, MappedMemory)]
 
     def part_state(self, name: str) -> Rows:
         """What the server keeps of one of several models; of the only one, all of it."""

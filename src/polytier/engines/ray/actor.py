@@ -44,7 +44,7 @@ class SubTree:
         self, context: Context, shares: list, codec: Codec, tiles: dict[str, int], inner_tile: int | None
     ) -> None:
         for part, (federation, batches, held) in zip(context.parts, shares, strict=True):
-            part.batches, part.memory = Batches(federation, **batches), Held(held)
+            part.batches, part.memory = Batches(federation, **batches), SubTreeMemory(held)
         engine = Stacked(context, codec, tile=1, inner_tile=inner_tile)
         engine.tiles = tiles
         for part in (context, *context.parts):
@@ -67,7 +67,7 @@ class SubTree:
         return getattr(self.context.scope(scope).memory, what)(*given)
 
 
-class Held(Memory):
+class SubTreeMemory(Memory):
     """The rows of a sub-tree's nodes; `held` says for each tier which is the first of them and how many they are."""
 
     def __init__(self, held: list[tuple[int, int]]) -> None:
@@ -75,11 +75,14 @@ class Held(Memory):
         super().__init__(sizes)
         self._first = [first for first, _ in held]
 
-    def read(self, tier: int, name: str, ids: Tensor, default: Tensor) -> Tensor:
-        return super().read(tier, name, ids - self._first[tier], default)
+    def read(self, tier: int, name: str, ids: Tensor, default: Tensor, field: str | None = None) -> Tensor:
+        return super().read(tier, name, ids - self._first[tier], default, field)
 
-    def write(self, tier: int, name: str, ids: Tensor, rows: Tensor) -> None:
-        super().write(tier, name, ids - self._first[tier], rows)
+    def kept(self, tier: int, name: str, ids: Tensor, field: str | None = None) -> Tensor:
+        return super().kept(tier, name, ids - self._first[tier], field)
+
+    def write(self, tier: int, name: str, ids: Tensor, rows: Tensor, field: str | None = None) -> None:
+        super().write(tier, name, ids - self._first[tier], rows, field)
 
     def load(self, state: dict[str, Tensor]) -> None:
         self._rows.clear()  # a snapshot knows nothing of what came after it

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from polytier.data.federation import Federation
 from polytier.engines.ray.actor import SubTree, pack, unpack
-from polytier.engines.ray.remote_memory import Spread
+from polytier.engines.ray.remote_memory import RemoteMemory
 from polytier.engines.stacked import default_tile
 from polytier.engines.workers import bare, drawing
 from polytier.messages.codec import Codec
@@ -61,7 +61,7 @@ class Ray:
             self.close()
             raise
         for part in context.parts:
-            part.memory = Spread(self, part)
+            part.memory = RemoteMemory(self, part)
 
     def close(self) -> None:
         for actor in self.actors.values():
