@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from polytier.data.build import build_federation
     from polytier.data.federation import Federation
+    from polytier.data.population import Population
     from polytier.method.algorithm import Algorithm
     from polytier.method.call import Diverged
     from polytier.method.node import Children, LocalProblem
@@ -86,6 +87,7 @@ _HOME = {
     ),
     "polytier.data.build": ("build_federation",),
     "polytier.data.federation": ("Federation",),
+    "polytier.data.population": ("Population",),
     "polytier.method.algorithm": ("Algorithm",),
     "polytier.method.call": ("Diverged",),
     "polytier.method.node": (

@@ -41,8 +41,8 @@ class PFedGP(FedAvg):
     inducing: int = parameter(100, "", "training samples that a device predicts from, at most", least=1)
 
     def check(self, server: Children) -> list[str]:
-        federation = server.context.batches.federation
-        if federation.num_classes is None or federation.y.ndim > 1:
+        population = server.context.population
+        if population.num_classes is None or population.target_shape:
             raise ValueError("pFedGP classifies samples, and these have other targets; give one class a sample")
         return []
 

@@ -48,11 +48,11 @@ class ValidationWeights(Algorithm):
     candidates: int = parameter(0, "k", "models a device gets in a round; 0: all", least=0)
 
     def check(self, server: Children) -> list[str]:
-        start, end = server.context.batches.federation.span("validation")
-        without = int((end <= start).sum())
+        population = server.context.population
+        without = int((population.count("validation") == 0).sum())
         if without:
             raise ValueError(
-                f"{without} of {len(start)} devices have no validation samples, by which models are weighted; "
+                f"{without} of {len(population)} devices have no validation samples, by which models are weighted; "
                 "cut some off with --split 3:1:1, and leave out devices with few samples"
             )
         return []

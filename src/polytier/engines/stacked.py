@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -136,11 +137,11 @@ def compute(context: Context, call: Call, tile: int, codec: Codec) -> tuple[Fold
 
 def default_tile(context: Context) -> int:
     """Devices a tile: as many as keep their rows and batches in cache."""
-    federation, width = context.batches.federation, context.objective.dtype.itemsize
-    samples = int(federation.samples.max())
+    population, width = context.population, context.objective.dtype.itemsize
+    samples = int(population.samples.max())
     if isinstance(context.batch_size, int):
         samples = min(context.batch_size, samples)
-    inputs = federation.x[0].numel() * samples
+    inputs = prod(population.shape) * samples
     # a row in place, and frozen parameters, which some layers copy per row; a batch gathered, and read twice
     touched = width * (context.objective.dimension + context.objective.frozen_size + 3 * inputs)
     return max(1, min(16, round(TILE_BYTES / touched / 4))) * 4

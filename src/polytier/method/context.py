@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from polytier.data.batches import Batches
+from polytier.data.population import Population
 from polytier.messages.ledger import Ledger
 from polytier.method.call import Call
 from polytier.method.memory import Memory
@@ -35,6 +36,8 @@ class Context:
     scopes | where several models share one pool of devices: a context for each, by name, with its own algorithm,
              objective, data, memory and ledger; the context above them only says who trains what
     module | the model as it was given
+    batches | the samples of the devices that this process computes; None where there are none
+    population | what is known of all devices without their samples; by default that of the data in `batches`
     hold   | rounds for which a schedule keeps its value (a frame of MFA-RR)
     """
 
@@ -55,15 +58,20 @@ class Context:
     name: str = ""
     scopes: dict[str, Context] = field(default_factory=dict)
     hold: int = 1
+    population: Population = field(default=None, repr=False)  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.population is None and self.batches is not None:
+            self.population = self.batches.federation.population
 
     @cached_property
     def samples(self) -> tuple[Tensor, ...]:
         """By tier: training samples below each node."""
-        return self.topology.summed(self.batches.federation.samples[self.topology.order])
+        return self.topology.summed(self.population.samples[self.topology.order])
 
     def true_groups(self, tier: int) -> np.ndarray | None:
         """[nodes] the true group of each node of a tier; None if the data have none, or a node mixes them."""
-        cluster = self.batches.federation.cluster
+        cluster = self.population.cluster
         if cluster is None:
             return None
         of_device, node = cluster[self.topology.order.numpy()], self.topology.ancestor(tier).numpy()

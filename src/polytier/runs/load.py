@@ -14,8 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from polytier.data.batches import Batches
-from polytier.data.federation import Federation
+from polytier.data.population import Population
 from polytier.messages.ledger import Ledger
 from polytier.method.context import Context
 from polytier.method.memory import Memory
@@ -78,7 +77,7 @@ def load_model(
     algorithm = make_algorithm(config["algorithm"], config["set"])
     if algorithm.tiers == 2:
         topology = topology.flat()  # beside a method with teams the tree has some
-    federation = without_samples(about, topology)
+    population = read_population(about, topology)
     loss = default_loss(model, about["classes"] is not None)
     trainable = Trainable.parse(config.get("train", "all"))
     objective = Objective(model, loss, l2=config["l2"], dtype=dtype, batching=config["batching"], trainable=trainable)
@@ -86,10 +85,11 @@ def load_model(
     ledger = Ledger(topology)
     if tensors:
         ledger.load(tensors, facts.get("traffic") or [record["bytes"] for record in history])
+    no_samples: Any = None
     context = Context(
-        algorithm, topology, objective, Batches(federation, config["seed"], dtype, keyed=bool(objective.dropouts)),
-        Memory(topology), (Participation(),) * topology.num_tiers, config["seed"], config["batch_size"],
-        config["absent"], facts["device_steps"], ledger=ledger, module=model, name=name,
+        algorithm, topology, objective, no_samples, Memory(topology), (Participation(),) * topology.num_tiers,
+        config["seed"], config["batch_size"], config["absent"], facts["device_steps"], ledger=ledger, module=model,
+        name=name, population=population,
     )  # fmt: skip
     rows = {kind: flat_rows(objective, *found) for kind, found in parts.items()}
     nobody: tuple[None, np.ndarray] = (None, np.array([]))
@@ -98,7 +98,7 @@ def load_model(
     state = unpack("state", tensors) if tensors else {} if everywhere is None else everywhere
     return Run(
         algorithm, model, rows.get("personal", nobody)[0], team, None if everywhere is None else everywhere[0],
-        federation.ids, team_ids, state, history, context, ledger, None, facts["seconds"], config,
+        population.ids, team_ids, state, history, context, ledger, None, facts["seconds"], config,
     )  # fmt: skip
 
 
@@ -132,16 +132,19 @@ def read_tree(folder: Path) -> Topology:
     return Topology(names, tuple(parents), torch.tensor(tiers[-1]["row"]))
 
 
-def without_samples(about: dict[str, Any], topology: Topology) -> Federation:
-    """A federation of the run's devices that holds no data."""
+def read_population(about: dict[str, Any], topology: Topology) -> Population:
+    """The run's devices; how many samples they had is not read."""
     ids = np.empty_like(topology.names[-1])
     ids[topology.order.numpy()] = topology.names[-1]
-    x = torch.zeros(0, *about["shape"], dtype=getattr(torch, about["dtype"]))
-    bounds = torch.zeros(len(ids), 4, dtype=torch.int64)
-    return Federation(
-        x, torch.zeros(0, dtype=torch.int64), bounds, ids, num_classes=about["classes"],
-        scale=read_tensor(about["scale"]), shift=read_tensor(about["shift"]),
-    )  # fmt: skip
+    return Population(
+        ids,
+        counts=torch.zeros(len(ids), 3, dtype=torch.int64),
+        shape=tuple(about["shape"]),
+        dtype=getattr(torch, about["dtype"]),
+        num_classes=about["classes"],
+        scale=read_tensor(about["scale"]),
+        shift=read_tensor(about["shift"]),
+    )
 
 
 def read_tensor(value: list | None) -> Tensor | None:

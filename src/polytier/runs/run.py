@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polytier.data.batches import Batches
 from polytier.data.federation import Federation
 from polytier.messages.ledger import Ledger
 from polytier.method.algorithm import Algorithm
@@ -92,7 +93,7 @@ class Run:
         }
         context, topology = training.context, training.context.topology
         return cls(
-            training.algorithm, context.module, None, None, None, context.batches.federation.ids, team_names(topology),
+            training.algorithm, context.module, None, None, None, context.population.ids, team_names(topology),
             training.state, training.history, context, context.ledger, None, training.seconds, training.settings,
             models, learned,
         )  # fmt: skip
@@ -107,7 +108,7 @@ class Run:
         history = [record_of(record, context.name) for record in training.history] if context.name else training.history
         return cls(
             context.algorithm, context.module, own, rows.get("team"), None if everywhere is None else everywhere[0],
-            context.batches.federation.ids, team_names(topology), state, history, context, context.ledger,
+            context.population.ids, team_names(topology), state, history, context, context.ledger,
             training.evaluations.get(context.name), training.seconds, settings, **more,
         )  # fmt: skip
 
@@ -139,13 +140,13 @@ class Run:
         if type(self.algorithm).predict is not Algorithm.predict:
             name = type(self.algorithm).__name__
             raise ValueError(f"{name} predicts from a device's training data too; its network alone is no classifier")
-        objective, federation = self.context.objective, self.context.batches.federation
+        objective, population = self.context.objective, self.context.population
         module = copy.deepcopy(self.module).to(objective.dtype)
         module.load_state_dict({k: v.clone() for k, v in objective.all_parameters(row).items()}, strict=False)
-        if federation.scale is not None or federation.shift is not None:
+        if population.scale is not None or population.shift is not None:
             zero, one = torch.zeros(()), torch.ones(())
-            scale = one if federation.scale is None else federation.scale
-            shift = zero if federation.shift is None else federation.shift
+            scale = one if population.scale is None else population.scale
+            shift = zero if population.shift is None else population.shift
             module = Scaled(module, scale.to(objective.dtype), shift.to(objective.dtype))
         return module.eval()
 
@@ -157,8 +158,8 @@ class Run:
         if self.models:
             raise ValueError(f"this run has several models; adapt one of run.models: {', '.join(self.models)}")
         newcomer = Federation.from_arrays(x, y, np.zeros(len(x), dtype=np.int64), shares=(1, 0, 0))
-        old = self.context.batches.federation
-        newcomer = replace(newcomer, num_classes=old.num_classes, scale=old.scale, shift=old.shift)
+        known, objective = self.context.population, self.context.objective
+        newcomer = replace(newcomer, num_classes=known.num_classes, scale=known.scale, shift=known.shift)
         topology = Topology.build(newcomer.ids)
         sent = None
         if self.team is not None:
@@ -174,9 +175,10 @@ class Run:
             sent = self.state
         context = replace(
             self.context, topology=topology, memory=Memory(topology), engine=None, name="",
-            batches=self.context.batches.over(newcomer),
+            population=newcomer.population, batches=Batches(
+                newcomer, self.context.seed, objective.dtype, str(objective.device), bool(objective.dropouts)
+            ),
         )  # fmt: skip
-        context.__dict__.pop("samples", None)
         first, clock = torch.zeros(1, dtype=torch.int64), Clock(len(self.history))
         execute(context, Call(1, first, "solve", clock, {} if sent is None else sent, first), 0, 1)
         rows = published_rows(self.algorithm, self.state)

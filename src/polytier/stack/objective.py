@@ -102,6 +102,12 @@ class Objective:
             values = values.to(self.device).contiguous()
             parameter.data = values.clone() if values.data_ptr() % LINE else values
 
+    def __copy__(self) -> Objective:
+        """Shares the module; graphs are traced again."""
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__, _compiled={})
+        return copied
+
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_compiled": {}}  # graphs are traced again in another process
         if self._light and all(path.exists() for path, _, _ in self._files.values()):
