@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from polytier.data.build import build_federation
     from polytier.data.federation import Federation
+    from polytier.data.population import Population
     from polytier.engines.build import make_engine
     from polytier.engines.protocol import Engine
     from polytier.messages.codec import Codec
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from polytier.method.node import Children, LocalProblem
     from polytier.method.parameters import Step, parameter
     from polytier.models.metrics import Metric
+    from polytier.models.trainable import Trainable
     from polytier.runs.assemble import assemble
     from polytier.runs.callbacks import MLflow, Progress, RunFolder, TensorBoard
     from polytier.runs.contract import check_algorithm
@@ -96,6 +98,7 @@ _HOME = {
     "polytier.engines.protocol": ("Engine",),
     "polytier.messages.codec": ("Codec",),
     "polytier.messages.transforms": ("Transform",),
+    "polytier.data.population": ("Population",),
     "polytier.method.algorithm": ("Algorithm",),
     "polytier.method.call": ("Diverged",),
     "polytier.method.node": (
@@ -107,6 +110,7 @@ _HOME = {
         "parameter",
     ),
     "polytier.models.metrics": ("Metric",),
+    "polytier.models.trainable": ("Trainable",),
     "polytier.runs.callbacks": (
         "MLflow",
         "Progress",

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polytier import Federation, PerMFL, Run, Topology, train
-from polytier.method import mapped_memory as store
-from polytier.method.mapped_memory import Store
+from polytier.method import mapped_memory
+from polytier.method.mapped_memory import MappedMemory
 from polytier.method.memory import Memory
 from polytier.runs import callbacks, checkpoint
 from polytier.runs.callbacks import RunFolder
@@ -42,7 +42,7 @@ def _in_files(monkeypatch):
 def test_a_store_goes_back_to_any_epoch(tmp_path_factory, data):
     """Against a memory of which copies were taken; writes by two processes' worth of stores on one folder."""
     folder, plain = tmp_path_factory.mktemp("store"), Memory(TREE)
-    stores, copies = [Store(TREE, folder), Store(TREE, folder)], {}
+    stores, copies = [MappedMemory(TREE, folder), MappedMemory(TREE, folder)], {}
     number = data.draw(st.integers(1, 12))
     for step in range(number):
         if data.draw(st.booleans()) or not step:
@@ -52,24 +52,24 @@ def test_a_store_goes_back_to_any_epoch(tmp_path_factory, data):
         for memory in (data.draw(st.sampled_from(stores)), plain):
             memory.write(2, name, ids, rows)
     epoch = data.draw(st.sampled_from(sorted(copies)))
-    again = Store(TREE, folder)
+    again = MappedMemory(TREE, folder)
     again.undo(epoch)
     for key, rows in again.state().items():
         before = copies[epoch].get(key, torch.zeros_like(rows))
-        kept = again.state()[key.replace(".rows", ".kept")]
+        kept = again.state()[key.replace("/rows", "/kept")]
         assert torch.equal(rows[kept], before[kept])
-        assert torch.equal(kept, copies[epoch].get(key.replace(".rows", ".kept"), torch.zeros_like(kept)))
+        assert torch.equal(kept, copies[epoch].get(key.replace("/rows", "/kept"), torch.zeros_like(kept)))
     assert not list(folder.glob("journal-*"))
 
 
 def test_half_a_record_is_of_rows_that_were_not_touched(tmp_path):
-    memory = Store(TREE, tmp_path)
+    memory = MappedMemory(TREE, tmp_path)
     memory.write(2, "model", torch.arange(6), torch.ones(6, 2))
     epoch = memory.advance()
     memory.write(2, "model", torch.tensor([0]), torch.full((1, 2), 5.0))
     journal = next(tmp_path.glob(f"journal-{epoch}-*"))
-    journal.write_bytes(journal.read_bytes() + store.LENGTH.pack(1000) + b"half")
-    again = Store(TREE, tmp_path)
+    journal.write_bytes(journal.read_bytes() + mapped_memory.LENGTH.pack(1000) + b"half")
+    again = MappedMemory(TREE, tmp_path)
     again.undo(epoch)
     assert torch.equal(again.read(2, "model", torch.arange(6), torch.zeros(6, 2)), torch.ones(6, 2))
 
@@ -99,7 +99,7 @@ def test_a_run_that_was_cut_short_goes_on_to_the_same_bits(tmp_path, monkeypatch
     with make_loop(METHOD, make(), "mclr", workers=workers, **QUICK) as second:
         with pytest.raises(ValueError, match="keep_in"):
             second.restore(tensors, facts)
-        second.keep_in(tmp_path / "run" / store.FOLDER)
+        second.keep_in(tmp_path / "run" / mapped_memory.FOLDER)
         second.restore(tensors, facts)
         again = second.run(6, [RunFolder(tmp_path / "run", resumed=True)])
     assert whole.personal is not None
@@ -137,7 +137,7 @@ def test_a_kill_at_any_moment_loses_nothing(tmp_path):
                 break
     number, tensors, facts = checkpoint.latest(folder / "checkpoints") or (0, {}, {})
     with make_loop(METHOD, make(), "mclr", **QUICK) as training:
-        training.keep_in(folder / store.FOLDER)
+        training.keep_in(folder / mapped_memory.FOLDER)
         training.restore(tensors, facts)
         again = training.run(number + 5)
     whole = train(METHOD, make(), "mclr", rounds=number + 5, **QUICK)
@@ -149,7 +149,7 @@ def test_no_room_is_told_before_a_row_is_lost(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    memory = Store(TREE, tmp_path)
+    memory = MappedMemory(TREE, tmp_path)
     with pytest.raises(OSError, match=r"No space left on device: .*rows needs 0\.0 GiB; make room"):
         memory.write(2, "model", torch.arange(6), torch.ones(6, 2))
-    assert not list(tmp_path.glob("*.rows"))
+    assert not list(tmp_path.rglob("*.rows"))

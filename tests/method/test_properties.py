@@ -192,7 +192,7 @@ def test_the_absent_keep_their_models(algorithm):
     changed = 0
     for before, after, took_part in zip(watch.memory, watch.memory[1:], watch.took_part[1:], strict=False):
         for key in before:
-            if key.endswith("model.rows"):
+            if key.endswith("own/model/rows"):
                 there = took_part[int(key[0])]
                 assert torch.equal(before[key][~there], after[key][~there])
                 changed += int((before[key][there] != after[key][there]).any())

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SPLITS = ("train", "validation", "test")
+from polytier.data.population import SPLITS, Population
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,22 @@ class Federation:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @cached_property
+    def population(self) -> Population:
+        """What a server may know of these devices: all but their samples."""
+        return Population(
+            ids=self.ids,
+            counts=self.bounds.diff(dim=1),
+            shape=tuple(self.x.shape[1:]),
+            dtype=self.x.dtype,
+            target_shape=tuple(self.y.shape[1:]),
+            num_classes=self.num_classes,
+            team=self.team,
+            cluster=self.cluster,
+            scale=self.scale,
+            shift=self.shift,
+        )
 
     @cached_property
     def samples(self) -> Tensor:

@@ -36,7 +36,7 @@ def save(federation: Federation, folder: Path | str) -> None:
     about: dict[str, Any] = {"num_classes": federation.num_classes}
     for name in ("x", "y"):
         write(getattr(federation, name), folder / name)
-        about[name] = [dtype_name(getattr(federation, name)), list(getattr(federation, name).shape)]
+        about[name] = [dtype_name(getattr(federation, name).dtype), list(getattr(federation, name).shape)]
     columns = {name: np.asarray(v) for name in COLUMNS if (v := getattr(federation, name)) is not None}
     about["columns"] = list(columns)
     for name, values in columns.items():
@@ -44,7 +44,7 @@ def save(federation: Federation, folder: Path | str) -> None:
         np.save(folder / f"{name}.npy", plain, allow_pickle=False)
     for name in ("scale", "shift"):
         values = getattr(federation, name)
-        about[name] = None if values is None else [dtype_name(values), values.tolist()]
+        about[name] = None if values is None else [dtype_name(values.dtype), values.tolist()]
     partial = folder / f".{FILE}.partial"
     partial.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     os.replace(partial, folder / FILE)
@@ -96,8 +96,8 @@ def from_file(path: Path, dtype: str, shape: list[int]) -> Tensor:
     return values
 
 
-def dtype_name(values: Tensor) -> str:
-    return str(values.dtype).removeprefix("torch.")
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def as_file(values: Tensor, path: Path) -> tuple[Path, str, list[int]]:
@@ -106,4 +106,4 @@ def as_file(values: Tensor, path: Path) -> tuple[Path, str, list[int]]:
     if values._version != version:  # none yet, or changed since
         place = path
         write(values, path)
-    return place, dtype_name(values), list(values.shape)
+    return place, dtype_name(values.dtype), list(values.shape)

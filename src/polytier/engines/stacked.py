@@ -12,6 +12,7 @@ import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from math import prod
 
 import torch
 from torch import Tensor
@@ -176,12 +177,11 @@ def compute(context: Context, call: Call, tile: int, exchange: Exchange) -> tupl
 
 def default_tile(context: Context) -> int:
     """The number of devices whose rows and batches stay in the cache of the processor together."""
-    federation, width = context.batches.federation, context.objective.dtype.itemsize
-    samples = int(federation.samples.max())
+    population, width = context.population, context.objective.dtype.itemsize
+    samples = int(population.samples.max())
     if isinstance(context.batch_size, int):
         samples = min(context.batch_size, samples)
-    inputs = federation.x[0].numel() * samples
-    touched = width * (
-        context.objective.dimension + 3 * inputs
-    )  # a row in place; a batch is written once and read twice
+    inputs = prod(population.shape) * samples
+    # a row in place, and frozen parameters, which some layers copy per row; a batch is written once and read twice
+    touched = width * (context.objective.dimension + context.objective.frozen_size + 3 * inputs)
     return max(1, min(16, round(TILE_BYTES / touched / 4))) * 4

@@ -288,7 +288,8 @@ def subfolder(folder: Path, number: int) -> Path:
 
 
 def share(context: Context, folder: Path) -> None:
-    """Move the data and memory of a context into files that worker processes map."""
+    """Move data, frozen parameters and memory of a context into files that worker processes map."""
+    context.objective.share_frozen(folder)
     federation = context.batches.federation
     x, y = (from_file(*as_file(getattr(federation, name), folder / name)) for name in ("x", "y"))
     context.batches.federation = replace(federation, x=x, y=y)

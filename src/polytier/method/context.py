@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from polytier.data.batches import Batches
+from polytier.data.population import Population
 from polytier.messages.ledger import Ledger
 from polytier.method.call import Call
 from polytier.method.memory import Memory
@@ -46,10 +47,12 @@ class Context:
     """What all programs of a run share. An engine has one in each process.
 
     field         | meaning
+    batches       | the samples of the devices that this process computes; None where there are none
     participation | one rule per tier; that of the server is not used
     absent        | "skip", or "stale": children that do not take part count with their last answer
     device_steps  | number of gradients of one device on one mini-batch so far
     module        | the model as it was given
+    population    | what is known of all devices without their samples; by default that of the data in `batches`
     name, scopes  | if several models are trained on one pool of devices: a context per model, by name, each with its
                     own algorithm, objective, data, memory and ledger; the context above them has the name ""
     hold          | number of rounds during which a schedule keeps its value (see `Algorithm.frame`)
@@ -72,15 +75,20 @@ class Context:
     name: str = ""
     scopes: dict[str, Context] = field(default_factory=dict)
     hold: int = 1
+    population: Population = field(default=None, repr=False)  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.population is None and self.batches is not None:
+            self.population = self.batches.federation.population
 
     @cached_property
     def samples(self) -> tuple[Tensor, ...]:
         """By tier: [nodes] number of training samples of each node, its own or those of all devices below it."""
-        return self.topology.summed(self.batches.federation.samples[self.topology.order])
+        return self.topology.summed(self.population.samples[self.topology.order])
 
     def true_groups(self, tier: int) -> np.ndarray | None:
         """[nodes] the true group of each node of a tier; None if the data have none, or a node has several."""
-        cluster = self.batches.federation.cluster
+        cluster = self.population.cluster
         if cluster is None:
             return None
         of_device, node = cluster[self.topology.order.numpy()], self.topology.ancestor(tier).numpy()

@@ -18,7 +18,6 @@ from polytier.data.batches import Batch, Walk, batch_sizes, share_of_batch
 from polytier.data.federation import SPLITS
 from polytier.method.call import Call, Clock, Diverged
 from polytier.method.context import Context
-from polytier.method.memory import remembered
 from polytier.method.parameters import Step
 from polytier.stack.objective import Piece
 from polytier.stack.rows import Answered, Answers, Rows, Sums, as_dict, cat_rows, map_rows, share_of_samples, starts_of
@@ -113,15 +112,16 @@ class Node:
         """
         return self._context.memory.read(self.tier, name, self.ids, default.cpu()).to(self.device)
 
-    def keep(self, **rows: Tensor) -> None:
+    def keep(self, /, **rows: Tensor) -> None:
         """Keep rows until they are replaced, in this round and in later ones.
 
         Args:
-            rows: [n, ...] by name. The row ``model`` is the model of this node that is evaluated.
+            rows: [n, ...] by name, which is any text of up to 100 characters. The row ``model`` is the model of this
+                node that is evaluated.
 
         Raises:
             Diverged: if a row holds NaN or infinity.
-            ValueError: if rows of another shape were kept under the same name.
+            ValueError: if a name is too long, or rows of another shape were kept under it.
         """
         if not self.quiet:
             for name, value in rows.items():
@@ -394,7 +394,7 @@ class Children(Node):
         """Keep answers at this node, one row per child, for `recall`."""
         if not self.quiet:
             for field, value in as_dict(answers.rows).items():
-                self._context.memory.write(self.tier + 1, remembered(name, field), answers.ids, value)
+                self._context.memory.write(self.tier + 1, name, answers.ids, value, field)
 
     def recall(self, name: str, default: Rows) -> Answers:
         """What was remembered about all registered children.
@@ -405,7 +405,7 @@ class Children(Node):
         """
         kids, position = self.kids
         rows = {
-            field: self._context.memory.read(self.tier + 1, remembered(name, field), kids, value)
+            field: self._context.memory.read(self.tier + 1, name, kids, value, field)
             for field, value in as_dict(default).items()
         }
         return self._as_answers(rows if isinstance(default, dict) else rows[""], kids, position, default)

@@ -32,6 +32,7 @@ from polytier.method.memory import Memory
 from polytier.method.node import Children
 from polytier.models.losses import Loss, default_loss
 from polytier.models.metrics import Asked, Metric, resolve_metrics
+from polytier.models.trainable import Trainable
 from polytier.models.zoo import checked, make_model
 from polytier.runs.make_data import make_data, make_topology
 from polytier.runs.methods import (
@@ -226,7 +227,7 @@ def make_context(
         topology = topology.flat()
     classes = federation.num_classes is not None
     judged = resolve_metrics(metrics, classes)
-    alike = ("model", "seed", "l2", "batch_size", "dtype", "on")
+    alike = ("model", "seed", "l2", "batch_size", "dtype", "on", "train")
     key = (*map(Identity.of, (federation, module, loss)), *(getattr(spec, name) for name in alike))
     if (*key, spec.batching) not in objectives:
         made = module or make_model(spec.model, tuple(federation.x.shape[1:]), federation.num_classes, spec.seed)
@@ -269,6 +270,7 @@ def make_objective(
         dtype=getattr(torch, spec.dtype),
         device=spec.on,
         batching=spec.batching or "stacked",
+        trainable=Trainable.parse(spec.train),
     )
     batches = Batches(federation, spec.seed, objective.dtype, spec.on, bool(objective.dropouts))
     if tried is not None:

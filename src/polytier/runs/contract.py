@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from polytier.data.federation import Federation
 from polytier.method.algorithm import Algorithm
+from polytier.method.memory import RowName
 from polytier.method.node import Node
 from polytier.runs import checkpoint
 from polytier.runs.loop import Callback, Loop, make_loop
@@ -167,7 +168,8 @@ class Absent(Callback):
         for key in self.before:
             name, _, rest = key.rpartition(">")
             ledger = loop.context.scope(name).ledger
-            absent = ~ledger.took_part.get(int(rest.split(".")[0]), torch.ones(1, dtype=torch.bool))
+            tier = RowName.parse(rest.rpartition("/")[0]).tier
+            absent = ~ledger.took_part.get(tier, torch.ones(1, dtype=torch.bool))
             kept = torch.equal(self.before[key][absent], now[key][absent])
             assert kept, f"{self.name}: {key} changed at nodes that took no part; write with keep(), own rows only"
         self.before = now

@@ -139,9 +139,10 @@ def steps_of_a_device(context: Context, codec: Codec) -> int | None:
     objective = copy.copy(context.objective)
     objective.grad = lambda theta, *_: torch.zeros_like(theta)  # type: ignore[method-assign]
     objective.grad_pieces = lambda theta, *_: iter([(slice(None), [torch.zeros_like(theta)])])  # type: ignore[method-assign]
+    device = one_device(context.batches.federation)
     alone: Any = replace(
         context, topology=chain, objective=objective, memory=Memory(chain), device_steps=0, name="",
-        batches=context.batches.over(one_device(context.batches.federation)), ledger=Ledger(chain),
+        batches=context.batches.over(device), population=device.population, ledger=Ledger(chain),
         participation=(Participation(),) * chain.num_tiers,
     )  # fmt: skip
     alone.ledger.start_round()

@@ -39,16 +39,14 @@ def read_inputs(path: Path, run: Run) -> Tensor:
         if "x" not in archive:
             raise ValueError(f"it has {', '.join(archive) or 'no arrays'} but no x")
         x = torch.from_numpy(own_column(archive["x"], "x", "biuf"))
-    wanted = run.context.batches.federation.x
+    wanted = run.context.population
     x = x.unsqueeze(1) if x.ndim == 1 else x
-    if tuple(x.shape[1:]) != tuple(wanted.shape[1:]):
-        raise ValueError(
-            f"{path}: a sample is {tuple(x.shape[1:])}; the model was trained on {tuple(wanted.shape[1:])}"
-        )
-    if kind_of(x) != kind_of(wanted):
+    if tuple(x.shape[1:]) != wanted.shape:
+        raise ValueError(f"{path}: a sample is {tuple(x.shape[1:])}; the model was trained on {wanted.shape}")
+    if kind_of(x.dtype) != kind_of(wanted.dtype):
         # numbers in another scale would give predictions that look right and are not
-        trained = f"the model was trained on {dtype_name(wanted)}"
-        raise ValueError(f"{path}: x is {dtype_name(x)}; {trained}, scaled as those were")
+        trained = f"the model was trained on {dtype_name(wanted.dtype)}"
+        raise ValueError(f"{path}: x is {dtype_name(x.dtype)}; {trained}, scaled as those were")
     bad = ~torch.isfinite(x.reshape(len(x), -1)).all(1)
     if bad.any():
         first = int(bad.nonzero()[0])
@@ -56,8 +54,8 @@ def read_inputs(path: Path, run: Run) -> Tensor:
     return x
 
 
-def kind_of(x: Tensor) -> str:
-    return "float" if x.is_floating_point() else "image" if x.dtype == torch.uint8 else "whole number"
+def kind_of(dtype: torch.dtype) -> str:
+    return "float" if dtype.is_floating_point else "image" if dtype == torch.uint8 else "whole number"
 
 
 def outputs(run: Run, module: nn.Module, x: Tensor) -> Tensor:
@@ -72,7 +70,7 @@ def predict(run: Run, row: Tensor, data: Path, target: Path) -> int:
     """Write y (the class, if there are classes) and scores (the outputs) for x; returns how many."""
     check_target(target, ".npz")
     scores = outputs(run, run.as_module(row), read_inputs(data, run))
-    classes = run.context.batches.federation.num_classes is not None and len(scores)
+    classes = run.context.population.num_classes is not None and len(scores)
     with atomic(target) as partial, partial.open("wb") as file:
         np.savez(file, y=(scores.argmax(-1) if classes else scores).numpy(), scores=scores.numpy())
     return len(scores)
@@ -91,9 +89,9 @@ def export_parameters(run: Run, row: Tensor, target: Path, owner: str) -> None:
     module = run.as_module(row)
     inner = module.model if isinstance(module, Scaled) else module
     assert isinstance(inner, nn.Module)
-    parts = {k: v.clone() for k, v in run.context.objective.parameters(row).items()}
+    parts = {k: v.clone() for k, v in run.context.objective.all_parameters(row).items()}
     parts |= {k: v.clone() for k, v in inner.named_buffers()}
-    about = json.dumps(about_inputs(run.context.batches.federation))
+    about = json.dumps(about_inputs(run.context.population))
     write_tensors(target, parts, model=run.spec.model, of=owner, inputs=about)
     again = load_file(target)
     assert all(torch.equal(again[k], parts[k]) for k in parts)
@@ -123,9 +121,9 @@ def export_program(run: Run, row: Tensor, target: Path) -> None:
 
 
 def example(run: Run, size: int) -> Tensor:
-    like, dtype = run.context.batches.federation.x, run.context.objective.dtype
+    like, dtype = run.context.population, run.context.objective.dtype
     generator = torch.Generator().manual_seed(size)
-    shape = (size, *like.shape[1:])
-    if like.is_floating_point():
+    shape = (size, *like.shape)
+    if like.dtype.is_floating_point:
         return torch.rand(shape, generator=generator, dtype=dtype)
     return torch.randint(0, 2, shape, generator=generator, dtype=like.dtype)

@@ -27,9 +27,10 @@ import numpy as np
 from safetensors.torch import save_file
 from torch import Tensor
 
-from polytier.data.federation import Federation
 from polytier.data.pack import dtype_name
+from polytier.data.population import Population
 from polytier.method.context import Context
+from polytier.models.trainable import digest
 from polytier.runs import checkpoint, snapshot
 from polytier.runs.evaluate import metrics_of
 from polytier.runs.read import DONE, FORMAT, KINDS, STATE, STATES
@@ -171,15 +172,20 @@ def write_collaboration(folder: Path, run: Run) -> None:
 
 
 def write_models(folder: Path, run: Run) -> None:
-    """{personal,team,global}.safetensors: a tensor a parameter, the first axis is the nodes."""
+    """{personal,team,global}.safetensors: one tensor per parameter that trains, its first axis is the nodes.
+
+    Frozen parameters are not in the files; their digest is, so that `Run.load` finds out whether it is given the same.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     everywhere = None if run.global_ is None else run.global_.unsqueeze(0)
     ids = {"personal": run.device_ids, "team": run.team_ids, "global": np.array(["server"])}
-    about = json.dumps(about_inputs(run.context.batches.federation))
+    about = json.dumps(about_inputs(run.context.population))
+    frozen = run.context.objective.frozen
+    meta = {"inputs": about, **({"frozen": digest(frozen)} if frozen else {})}
     for kind, rows in zip(KINDS, (run.personal, run.team, everywhere), strict=True):
         if rows is not None:
             parts = {k: v.cpu().contiguous() for k, v in run.context.objective.parameters(rows).items()}
-            write_tensors(folder / f"{kind}.safetensors", parts, ids=json.dumps(ids[kind].tolist()), inputs=about)
+            write_tensors(folder / f"{kind}.safetensors", parts, ids=json.dumps(ids[kind].tolist()), **meta)
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], **meta: str) -> None:
@@ -197,11 +203,11 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], **meta: str) -> None:
         partial.chmod(0o644)  # save_file keeps it to its owner
 
 
-def about_inputs(federation: Federation) -> dict[str, Any]:
+def about_inputs(population: Population) -> dict[str, Any]:
     """What a model must know of its inputs: a run folder can be used without the data."""
     scaling = {
-        name: None if value is None else [dtype_name(value), value.tolist()]
-        for name, value in (("scale", federation.scale), ("shift", federation.shift))
+        name: None if value is None else [dtype_name(value.dtype), value.tolist()]
+        for name, value in (("scale", population.scale), ("shift", population.shift))
     }
-    shape = list(federation.x.shape[1:])
-    return {"shape": shape, "dtype": dtype_name(federation.x), "classes": federation.num_classes, **scaling}
+    shape, dtype = list(population.shape), dtype_name(population.dtype)
+    return {"shape": shape, "dtype": dtype, "classes": population.num_classes, **scaling}

@@ -14,12 +14,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from polytier.data.batches import Batches
-from polytier.data.federation import Federation
+from polytier.data.population import Population
 from polytier.messages.ledger import Ledger
 from polytier.method.context import Context
 from polytier.method.memory import Memory
 from polytier.models.losses import default_loss
+from polytier.models.trainable import Trainable, digest
 from polytier.models.zoo import make_model
 from polytier.runs import checkpoint, snapshot
 from polytier.runs.methods import make_method
@@ -81,17 +81,21 @@ def load_model(
     algorithm = make_method(spec.algorithm, spec.set)
     if algorithm.tiers == 2:
         topology = topology.flat()  # beside a method with teams the tree has some
-    federation = without_samples(about, topology)
+    population = read_population(about, topology)
     loss = default_loss(model, about["classes"] is not None)
-    objective = Objective(model, loss, l2=spec.l2, dtype=dtype, batching=spec.batching or "eager")
+    objective = Objective(
+        model, loss, l2=spec.l2, dtype=dtype, batching=spec.batching or "eager", trainable=Trainable.parse(spec.train)
+    )
+    check_frozen(objective, about["frozen"])
     ledger = Ledger(topology)
     if tensors:
         snapshot.load_ledger(ledger, tensors, facts, name, [record["bytes"] for record in history])
+    no_samples: Any = None
     context = Context(
         algorithm,
         topology,
         objective,
-        Batches(federation, spec.seed, dtype, keyed=bool(objective.dropouts)),
+        no_samples,
         Memory(topology),
         (Participation(),) * topology.num_tiers,
         seed=spec.seed,
@@ -101,6 +105,7 @@ def load_model(
         ledger=ledger,
         module=model,
         name=name,
+        population=population,
     )
     rows = {kind: flat_rows(objective, *found) for kind, found in parts.items()}
     everywhere = rows.get("global")
@@ -121,8 +126,20 @@ def flat_rows(objective: Objective, parts: dict[str, Tensor], ids: np.ndarray) -
     """[nodes, d] in the order of the module's own parameters."""
     shapes = {name: tuple(part.shape[1:]) for name, part in parts.items()}
     if shapes != dict(zip(objective.names, objective.shapes, strict=True)):
-        raise ValueError("the model has other parameters than the ones that were saved; give the model of that run")
+        raise ValueError(
+            "the model has other parameters than the ones that were saved; give the model of that run, with the same "
+            "parameters frozen"
+        )
     return torch.cat([parts[name].reshape(len(ids), -1) for name in objective.names], 1)
+
+
+def check_frozen(objective: Objective, saved: str | None) -> None:
+    """The frozen parameters are not in the run folder: the module has them, and must have the same."""
+    if saved is not None and (not objective.frozen or digest(objective.frozen) != saved):
+        raise ValueError(
+            "the frozen parameters of this model are not those of the run; give the model of that run, with the same "
+            "weights and with the same parameters frozen"
+        )
 
 
 def read_tree(folder: Path) -> Topology:
@@ -135,16 +152,19 @@ def read_tree(folder: Path) -> Topology:
     return Topology(names, tuple(parents), torch.tensor(tiers[-1]["row"]))
 
 
-def without_samples(about: dict[str, Any], topology: Topology) -> Federation:
-    """A federation of the run's devices that holds no data."""
+def read_population(about: dict[str, Any], topology: Topology) -> Population:
+    """The run's devices; how many samples they had is not read."""
     ids = np.empty_like(topology.names[-1])
     ids[topology.order.numpy()] = topology.names[-1]
-    x = torch.zeros(0, *about["shape"], dtype=getattr(torch, about["dtype"]))
-    bounds = torch.zeros(len(ids), 4, dtype=torch.int64)
-    return Federation(
-        x, torch.zeros(0, dtype=torch.int64), bounds, ids, num_classes=about["classes"],
-        scale=read_tensor(about["scale"]), shift=read_tensor(about["shift"]),
-    )  # fmt: skip
+    return Population(
+        ids,
+        counts=torch.zeros(len(ids), 3, dtype=torch.int64),
+        shape=tuple(about["shape"]),
+        dtype=getattr(torch, about["dtype"]),
+        num_classes=about["classes"],
+        scale=read_tensor(about["scale"]),
+        shift=read_tensor(about["shift"]),
+    )
 
 
 def read_tensor(value: list | None) -> Tensor | None:
@@ -160,7 +180,7 @@ def latest(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None
 
 
 def read_models(folder: Path) -> tuple[dict[str, tuple[dict[str, Tensor], np.ndarray]], dict[str, Any]]:
-    """By kind the parameters and ids; and what the models know of their inputs."""
+    """By kind the parameters and ids; and what the models know of their inputs and of frozen parameters."""
     found, about = {}, None
     for path in (folder / f"{kind}.safetensors" for kind in KINDS):
         if path.exists():
@@ -169,7 +189,7 @@ def read_models(folder: Path) -> tuple[dict[str, tuple[dict[str, Tensor], np.nda
                     meta = file.metadata()
                     parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                     found[path.stem] = parts, np.array(json.loads(meta["ids"]))
-                    about = json.loads(meta["inputs"])
+                    about = {**json.loads(meta["inputs"]), "frozen": meta.get("frozen")}
             except (SafetensorError, OSError, KeyError, TypeError) as error:
                 raise ValueError(f"{path} cannot be read: {error}; resume or repeat the run") from None
     if about is None:

@@ -20,7 +20,7 @@ from polytier.engines.protocol import Engine, engine_of
 from polytier.messages.ledger import Ledger, add_up
 from polytier.method.algorithm import Algorithm
 from polytier.method.call import NodesLost
-from polytier.method.mapped_memory import Store
+from polytier.method.mapped_memory import MappedMemory
 from polytier.method.node import check_finite
 from polytier.runs import snapshot
 from polytier.runs.assemble import Assembly, assemble, server_of
@@ -267,12 +267,12 @@ class Loop:
     def keep_in(self, folder: Path) -> None:
         """Keep the nodes' rows in files there; a checkpoint then leaves them where they are. Before the first round."""
         for k, part in enumerate(() if self._remote else self.context.parts):
-            part.memory = Store(part.topology, folder / str(k))
+            part.memory = MappedMemory(part.topology, folder / str(k))
 
     @property
-    def stores(self) -> list[Store]:
+    def stores(self) -> list[MappedMemory]:
         """The memories that are files."""
-        return [part.memory for part in self.context.parts if isinstance(part.memory, Store)]
+        return [part.memory for part in self.context.parts if isinstance(part.memory, MappedMemory)]
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and facts from which `restore` goes on to the bit."""

@@ -117,6 +117,7 @@ def spec_of_python(
     modules = {name: None if isinstance(each, str) else each for name, each in models.items()}
     named = {name: each if isinstance(each, str) else PYTHON for name, each in models.items()}
     own = {name: one_each(name, values.pop(name), methods) for name in per_model() if name in values and name != "data"}
+    own["train"] = {name: str(each) for name, each in own.get("train", dict.fromkeys(methods, "all")).items()}
     tables = {name: {**{key: each[name] for key, each in own.items()}, "model": named[name]} for name in methods}
     values |= {"algorithm": method_name(algorithm), "set": fields_of(algorithm)}
     if algorithm.parts():

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polytier.data.batches import Batches
 from polytier.data.federation import Federation
 from polytier.messages.ledger import Ledger
 from polytier.method.algorithm import Algorithm
@@ -93,7 +94,7 @@ class Run:
     @property
     def device_ids(self) -> np.ndarray:
         """[n] the names of the devices, in the order of the data."""
-        return self.context.batches.federation.ids
+        return self.context.population.ids
 
     @property
     def team_ids(self) -> np.ndarray:
@@ -162,17 +163,17 @@ class Run:
         return self.as_module(self.row(device=device, team=team))
 
     def as_module(self, row: Tensor) -> nn.Module:
-        """A module with the parameters `row` [d]."""
+        """A module with the parameters `row` [d]; frozen parameters are those of the run, to the bit."""
         if type(self.algorithm).predict is not Algorithm.predict:
             name = type(self.algorithm).__name__
             raise ValueError(f"{name} predicts from a device's training data too; its network alone is no classifier")
-        objective, federation = self.context.objective, self.context.batches.federation
+        objective, population = self.context.objective, self.context.population
         module = copy.deepcopy(self.module).to(objective.dtype)
-        module.load_state_dict({k: v.clone() for k, v in objective.parameters(row).items()}, strict=False)
-        if federation.scale is not None or federation.shift is not None:
+        module.load_state_dict({k: v.clone() for k, v in objective.all_parameters(row).items()}, strict=False)
+        if population.scale is not None or population.shift is not None:
             zero, one = torch.zeros(()), torch.ones(())
-            scale = one if federation.scale is None else federation.scale
-            shift = zero if federation.shift is None else federation.shift
+            scale = one if population.scale is None else population.scale
+            shift = zero if population.shift is None else population.shift
             module = Scaled(module, scale.to(objective.dtype), shift.to(objective.dtype))
         return module.eval()
 
@@ -184,8 +185,8 @@ class Run:
         if self.models:
             raise ValueError(f"this run has several models; adapt one of run.models: {', '.join(self.models)}")
         newcomer = Federation.from_arrays(x, y, np.zeros(len(x), dtype=np.int64), shares=(1, 0, 0))
-        old = self.context.batches.federation
-        newcomer = replace(newcomer, num_classes=old.num_classes, scale=old.scale, shift=old.shift)
+        known, objective = self.context.population, self.context.objective
+        newcomer = replace(newcomer, num_classes=known.num_classes, scale=known.scale, shift=known.shift)
         topology = Topology.build(newcomer.ids)
         sent = None
         if self.team is not None:
@@ -201,9 +202,10 @@ class Run:
             sent = self.state
         context = replace(
             self.context, topology=topology, memory=Memory(topology), engine=None, name="",
-            batches=self.context.batches.over(newcomer),
+            population=newcomer.population, batches=Batches(
+                newcomer, self.context.seed, objective.dtype, str(objective.device), bool(objective.dropouts)
+            ),
         )  # fmt: skip
-        context.__dict__.pop("samples", None)
         first, clock = torch.zeros(1, dtype=torch.int64), Clock(len(self.history))
         execute(context, Call(1, first, "solve", clock, {} if sent is None else sent, first), 0, 1)
         rows = published_rows(self.algorithm, self.state)

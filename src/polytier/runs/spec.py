@@ -102,6 +102,9 @@ class RunSpec(BaseModel):
         None, "where the files of the data set are: DIR, DIR/NAME and DIR/raw are searched", "data", per_model=True
     )
     model: str = setting("mclr", "a model by name, or your own package.module:factory", "model", per_model=True)
+    train: str = setting(
+        "all", "which parameters train: all, head or layers=PATTERN; the others are not sent", "model", per_model=True
+    )
     devices: int | None = setting(None, "number of devices", "data", shown="40", ge=1)
     teams: str | None = setting(None, "number of teams; 2x4 is two tiers of teams, 0 none", "tree", shown="4")
     partition: str | None = setting(

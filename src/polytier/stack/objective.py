@@ -15,20 +15,25 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.overrides import TorchFunctionMode
 
 from polytier.data.batches import Batch, Group
+from polytier.data.pack import as_file, from_file
 from polytier.models.losses import Loss, cross_entropy
-from polytier.stack.rows import aligned
+from polytier.models.trainable import Trainable
+from polytier.stack.rows import LINE, aligned
 from polytier.stack.tracing import trace
 from polytier.tree import random
 
 Piece = Tensor | tuple[Tensor, Tensor]  # [n, k], or the factors [n, a, c], [n, c, b] of products with a * b = k
 BATCHINGS = ("stacked", "single", "eager")
+ALL = Trainable()
 
 
 class Objective:
@@ -43,13 +48,12 @@ class Objective:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         batching: str = "stacked",
+        trainable: Trainable = ALL,
     ) -> None:
-        self.module = copy.deepcopy(module).to(device=device, dtype=dtype)
+        self.module = trainable.apply(module).to(device=device, dtype=dtype)
         self.sample_loss, self.l2, self.dtype, self.batching = loss, l2, dtype, batching
-        self.device = torch.device(device)
-        parameters = dict(self.module.named_parameters())
-        if not parameters:
-            raise ValueError("the model has no parameters to train")
+        self.device, self.trainable = torch.device(device), trainable
+        parameters = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         self.names = list(parameters)
         self.shapes = [tuple(p.shape) for p in parameters.values()]
         self.sizes = [p.numel() for p in parameters.values()]
@@ -58,10 +62,63 @@ class Objective:
         self.dropouts = key_dropouts(self.module)
         self.module.eval()  # what else a layer draws in training mode would come from torch's hidden generator
         self.module.requires_grad_(False)
+        self.frozen_size = sum(p.numel() for p in self.frozen.values())
         self._compiled: dict[Any, Callable] = {}
+        self._expanded: dict[str, Tensor] = {}  # the frozen parameters as a stack sees them, while it is traced
+        self._files: dict[str, tuple[Path, str, list[int]]] = {}  # where other processes find the frozen parameters
+        self._light: tuple[nn.Module, list[KeyedDropout]] | None = None  # the module without these, to be pickled
+        self._place_frozen()
+
+    # -- frozen parameters -----------------------------------------------------------------------
+
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """The parameters that do not train, by name. They are shared by all rows and are never written to."""
+        trained = set(self.names)
+        return {name: p for name, p in self.module.named_parameters() if name not in trained}
+
+    def all_parameters(self, row: Tensor) -> dict[str, Tensor]:
+        """Every parameter of the model `row` [d] by name, in the module's order: those of the row, and the frozen."""
+        own = self.parameters(row)
+        return {name: own.get(name, p) for name, p in self.module.named_parameters()}
+
+    def share_frozen(self, folder: Path) -> None:
+        """Move the frozen parameters into files, which other processes map instead of being sent a copy."""
+        if any(path.exists() for path, _, _ in self._files.values()):
+            return  # models alike share one objective
+        for k, (name, values) in enumerate(self.frozen.items()):
+            self._files[name] = as_file(values.detach().cpu(), folder / f"frozen-{k}")
+        empty: dict[int, Any] = {id(p): nn.Parameter(p.new_empty(0), False) for p in self.frozen.values()}
+        self._light = copy.deepcopy((self.module, self.dropouts), empty)
+        self._place_frozen()
+
+    def _place_frozen(self) -> None:
+        """Map the frozen parameters from their files, if they are in files; else let each start at an aligned address.
+
+        A product depends in its last bits on the addresses and the strides of its factors (see `aligned`).
+        """
+        for name, parameter in self.frozen.items():
+            values = from_file(*self._files[name]) if name in self._files else parameter.data
+            values = values.to(self.device).contiguous()
+            parameter.data = values.clone() if values.data_ptr() % LINE else values
+
+    def __copy__(self) -> Objective:
+        """Shares the module; graphs are traced again."""
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__, _compiled={})
+        return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_compiled": {}}  # graphs are traced anew in another process
+        state = {**self.__dict__, "_compiled": {}}  # graphs are traced again in another process
+        if self._light and all(path.exists() for path, _, _ in self._files.values()):
+            state["module"], state["dropouts"] = self._light
+        else:
+            state["_files"] = {}
+        return {**state, "_light": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._place_frozen()
 
     # -- one row ---------------------------------------------------------------------------------
 
@@ -75,7 +132,11 @@ class Objective:
         """Outputs [B, ...] of the model `row`; `key` [B] draws the dropout of training."""
         for layer in self.dropouts:
             layer.key = key
-        return functional_call(self.module, self.parameters(row), (inputs,))
+        try:
+            return functional_call(self.module, {**self.parameters(row), **self._expanded}, (inputs,))
+        finally:
+            for layer in self.dropouts:
+                layer.key = None  # it may be a tensor of torch.func, which cannot be pickled
 
     def mean_loss(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor | None = None) -> Tensor:
         return (weight * self.sample_loss(self.apply(row, x, key), y)).sum()
@@ -164,10 +225,34 @@ class Objective:
         if compiled is None:
             function = self._function(kind, loss)
             function = grad(function) if kind == "grad" else function
-            graph = trace(vmap(function) if stacked else function, inputs, pieces=stacked and kind == "grad")
+            graph = trace(self._over_rows(function) if stacked else function, inputs, stacked and kind == "grad")
             compiled = self._compiled[signature] = graph
         with torch.no_grad():
             return compiled(*inputs)
+
+    def _over_rows(self, function: Callable) -> Callable:
+        """`function` of one row for each row of a stack.
+
+        A frozen parameter is seen as n rows at one address (strides of 0), so that products have the same shapes as
+        if it were in the rows. Otherwise torch would multiply all rows at once, and the bits of a row could depend on
+        the size of the stack.
+        """
+        if not self.frozen_size:
+            return vmap(function)
+
+        def of_row(expanded: dict[str, Tensor], *inputs: Tensor) -> Any:
+            self._expanded = expanded
+            with SharedLookup({id(expanded[name]): p for name, p in self.frozen.items()}):
+                return function(*inputs)
+
+        def of_stack(*inputs: Tensor) -> Any:
+            n = len(inputs[0])
+            try:
+                return vmap(of_row)({name: p.expand(n, *p.shape) for name, p in self.frozen.items()}, *inputs)
+            finally:
+                self._expanded = {}
+
+        return of_stack
 
     def _eager(self, kind: str, loss: Callable | None, inputs: list[Tensor]) -> Tensor:
         function = self._function(kind, loss)
@@ -193,6 +278,21 @@ class Objective:
         return own_loss
 
 
+class SharedLookup(TorchFunctionMode):
+    """Look up embeddings in the frozen table itself: vmap would first copy the table once per row."""
+
+    def __init__(self, tables: dict[int, Tensor]) -> None:
+        super().__init__()
+        self.tables = tables  # by the id of the expanded one
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (nn.functional.embedding, torch.embedding):
+            args = [self.tables.get(id(a), a) for a in args]
+            kwargs = {k: self.tables.get(id(a), a) for k, a in kwargs.items()}
+        return func(*args, **kwargs)
+
+
 def stacks_of(n: int) -> list[slice]:
     """A multiple of 4 rows at once, then 2 and 1, so that few shapes are traced."""
     ends = list(itertools.accumulate((n - n % 4, n & 2, n & 1), initial=0))
@@ -212,6 +312,7 @@ def choose_batching(objective: Objective, batch: Batch, generator_key: int = 0) 
     noise = random.uniform(random.node_keys(generator_key, torch.arange(batch.num_rows)), objective.dimension)
     theta = (objective.initial + (0.1 * (noise - 0.5)).to(objective.dtype)).to(objective.device)
     found, before = "eager", [group.x.clone() for group in batch.groups]
+    versions = [p._version for p in objective.frozen.values()]
     for batching in ("stacked", "single"):
         objective.batching = batching
         try:
@@ -230,6 +331,8 @@ def choose_batching(objective: Objective, batch: Batch, generator_key: int = 0) 
         raise ValueError(
             "the model changes its inputs in place, which others use too; let its forward make new tensors"
         )
+    if [p._version for p in objective.frozen.values()] != versions:
+        raise ValueError("the model changes frozen parameters in place, which all devices share; train them, or not")
     return found
 
 

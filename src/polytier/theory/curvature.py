@@ -105,7 +105,9 @@ def quadratic_matrices(context: Context) -> Tensor:
 
 
 def is_softmax_regression(context: Context) -> bool:
-    """Whether the model is one linear layer below the cross-entropy of classes."""
+    """Whether the model is one linear layer below the cross-entropy of classes, and all of it trains."""
+    if context.objective.frozen:
+        return False
     layers = [m for m in context.objective.module.modules() if not isinstance(m, nn.Sequential | nn.Flatten)]
     if len(layers) != 1 or not isinstance(layers[0], nn.Linear) or layers[0].bias is None or layers[0].out_features < 2:
         return False

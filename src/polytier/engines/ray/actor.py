@@ -108,11 +108,14 @@ class SubTreeMemory(Memory):
         super().__init__(sizes)
         self._first = [first for first, _ in held]
 
-    def read(self, tier: int, name: str, ids: Tensor, default: Tensor) -> Tensor:
-        return super().read(tier, name, ids - self._first[tier], default)
+    def read(self, tier: int, name: str, ids: Tensor, default: Tensor, field: str | None = None) -> Tensor:
+        return super().read(tier, name, ids - self._first[tier], default, field)
 
-    def write(self, tier: int, name: str, ids: Tensor, rows: Tensor) -> None:
-        super().write(tier, name, ids - self._first[tier], rows)
+    def kept(self, tier: int, name: str, ids: Tensor, field: str | None = None) -> Tensor:
+        return super().kept(tier, name, ids - self._first[tier], field)
+
+    def write(self, tier: int, name: str, ids: Tensor, rows: Tensor, field: str | None = None) -> None:
+        super().write(tier, name, ids - self._first[tier], rows, field)
 
     def load(self, state: dict[str, Tensor]) -> None:
         self._rows.clear()  # rows that were first kept after the snapshot must be gone

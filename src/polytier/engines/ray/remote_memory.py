@@ -11,7 +11,7 @@ from torch import Tensor
 from polytier.method.algorithm import Algorithm
 from polytier.method.call import Call, Clock
 from polytier.method.context import Context
-from polytier.method.memory import Memory, is_remembered
+from polytier.method.memory import Memory, RowName, entries
 from polytier.method.node import Node
 from polytier.stack.rows import Rows, as_dict, cat_rows
 
@@ -31,9 +31,9 @@ class RemoteMemory(Memory):
         super().__init__(part.topology)
         self._engine, self._scope, self._own = engine, part.name, Memory(part.topology)
 
-    def _of_server(self, tier: int, name: str) -> bool:
+    def _of_server(self, row: RowName) -> bool:
         """Whether the server keeps these rows: its own, and what it remembers of its children."""
-        return tier == 0 or (tier == 1 and is_remembered(name))
+        return row.tier == 0 or (row.tier == 1 and row.field is not None)
 
     def _ask(self, what: str, *given: Any) -> Iterator[tuple[int, Any]]:
         """The result of a method of `Memory` in every actor."""
@@ -43,34 +43,43 @@ class RemoteMemory(Memory):
         found = {name for _, names in self._ask("names", tier) for name in names}
         return sorted(found.union(self._own.names(tier)))
 
-    def read(self, tier: int, name: str, ids: Tensor, default: Tensor) -> Tensor:
-        if self._of_server(tier, name):
-            return self._own.read(tier, name, ids, default)
+    def read(self, tier: int, name: str, ids: Tensor, default: Tensor, field: str | None = None) -> Tensor:
+        row = RowName(tier, name, field).checked()
+        if self._of_server(row):
+            return self._own.read(tier, name, ids, default, field)
+        assert field is None, "what teams remember about their children is with them"
         sender = torch.arange(len(ids))
         call = Call(tier, ids, recalled, Clock(0), {name: default}, sender, quiet=True, scope=self._scope)
         return as_dict(cat_rows(list(self._engine.deliver(call))))[name]
 
-    def write(self, tier: int, name: str, ids: Tensor, rows: Tensor) -> None:
-        self._own.write(tier, name, ids, rows)
+    def kept(self, tier: int, name: str, ids: Tensor, field: str | None = None) -> Tensor:
+        if self._of_server(RowName(tier, name, field)):
+            return self._own.kept(tier, name, ids, field)
+        raise NotImplementedError("which nodes have rows is known where they are")
+
+    def write(self, tier: int, name: str, ids: Tensor, rows: Tensor, field: str | None = None) -> None:
+        assert self._of_server(RowName(tier, name, field)), "other nodes' rows are written where they are"
+        self._own.write(tier, name, ids, rows, field)
 
     def state(self) -> dict[str, Tensor]:
         state = self._own.state()
         for k, part in self._ask("state"):
-            for key, rows in part.items():
-                owner = self._engine.owners[self._scope][int(key.split(".")[0])]
-                whole = state.setdefault(key, rows.new_zeros((len(owner), *rows.shape[1:])))
-                whole[owner == k] = rows
+            for row, rows, kept in entries(part):
+                owner = self._engine.owners[self._scope][row.tier]
+                for key, values in ((f"{row}/rows", rows), (f"{row}/kept", kept)):
+                    whole = state.setdefault(key, values.new_zeros((len(owner), *values.shape[1:])))
+                    whole[owner == k] = values
         return state
 
     def load(self, state: dict[str, Tensor]) -> None:
         own, others = {}, [{} for _ in range(self._engine.workers)]
-        for key, rows in state.items():
-            tier, name = int(key.split(".")[0]), key.split(".")[1]
-            if self._of_server(tier, name):
-                own[key] = rows
-            else:
-                for k, part in enumerate(others):
-                    part[key] = rows[self._engine.owners[self._scope][tier] == k]
+        for row, rows, kept in entries(state):
+            for key, values in ((f"{row}/rows", rows), (f"{row}/kept", kept)):
+                if self._of_server(row):
+                    own[key] = values
+                else:
+                    for k, part in enumerate(others):
+                        part[key] = values[self._engine.owners[self._scope][row.tier] == k]
         self._own = Memory(self.topology)
         self._own.load(own)
         list(self._engine.ask("memory", {k: (self._scope, "load", part) for k, part in enumerate(others)}))

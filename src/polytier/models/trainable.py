@@ -1,0 +1,162 @@
+"""Which parameters of a module train; all others are frozen.
+
+The parameters that train are the row of a model: they are sent, averaged, counted and saved. A frozen parameter
+(`requires_grad=False`) stays in the module: it exists once per process, whatever the number of devices.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from polytier._errors import unknown
+
+KINDS = ("all", "head", "layers")
+SHOWN = 12  # names of parameters that an error message lists
+
+
+@dataclass(frozen=True)
+class Trainable:
+    """Which parameters of a module train.
+
+    A parameter that the module itself has frozen (`requires_grad=False`) is never trained.
+
+    Args:
+        kind: "all": every parameter. "head": the parameters of the submodule called `head` or, if there is none, of
+            the last submodule that has parameters of its own. "layers": the parameters whose names match one of the
+            patterns.
+        patterns: for "layers", patterns as in :mod:`fnmatch` on the names that `named_parameters()` gives.
+
+    Raises:
+        ValueError: the kind is unknown, or patterns are missing or given for another kind.
+
+    Example:
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+        >>> Trainable.parse("head").names(model)
+        ['2.weight', '2.bias']
+        >>> frozen = Trainable.parse("layers=0.*+*.bias").apply(model)
+        >>> [name for name, p in frozen.named_parameters() if p.requires_grad]
+        ['0.weight', '0.bias', '2.bias']
+    """
+
+    kind: str = "all"
+    patterns: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise unknown("choice of parameters", self.kind, ("all", "head", "layers=PATTERN"))
+        if (self.kind == "layers") != bool(self.patterns) or not all(self.patterns):
+            raise ValueError(
+                f"which parameters train is all, head or layers=PATTERN (several patterns are joined by +, such as "
+                f"layers=head.*+*.bias); got {str(self)!r}"
+            )
+
+    @classmethod
+    def parse(cls, text: str | Trainable) -> Trainable:
+        """Read "all", "head" or "layers=PATTERN"; several patterns are joined by "+".
+
+        Args:
+            text: the text, or a `Trainable`, which is returned as it is.
+
+        Raises:
+            ValueError: the text is none of these.
+
+        Example:
+            >>> Trainable.parse("layers=head.*+body.2.bias")
+            Trainable(kind='layers', patterns=('head.*', 'body.2.bias'))
+        """
+        if isinstance(text, Trainable):
+            return text
+        if not isinstance(text, str):
+            raise ValueError(f"which parameters train is a text such as 'head', or a Trainable; got {text!r}")
+        kind, equals, patterns = text.strip().partition("=")
+        return cls(kind, tuple(part.strip() for part in patterns.split("+")) if equals else ())
+
+    def __str__(self) -> str:
+        return f"{self.kind}={'+'.join(self.patterns)}" if self.patterns else self.kind
+
+    def names(self, module: nn.Module) -> list[str]:
+        """The names of the parameters of `module` that train, in the module's order.
+
+        Raises:
+            ValueError: the module has no parameters, a pattern matches none of them, or nothing would train.
+        """
+        parameters = dict(module.named_parameters())
+        if not parameters:
+            raise ValueError("the model has no parameters to train")
+        chosen = self._chosen(module)
+        found = [name for name, p in parameters.items() if id(p) in chosen and p.requires_grad]
+        if not any(parameters[name].numel() for name in found):
+            frozen = [name for name, p in parameters.items() if id(p) in chosen]
+            raise ValueError(
+                f"with train = {str(self)!r} nothing would train: {listed(frozen)} "
+                f"{'is' if len(frozen) == 1 else 'are'} frozen in the model (requires_grad=False) or empty; "
+                "set requires_grad_(True) on what is to train, or choose other parameters"
+            )
+        return found
+
+    def apply(self, module: nn.Module) -> nn.Module:
+        """A copy of `module` in which all other parameters are frozen; `module` itself is left unchanged.
+
+        Raises:
+            ValueError: as `names` does.
+        """
+        names = set(self.names(module))
+        copied = copy.deepcopy(module)
+        for name, parameter in copied.named_parameters():
+            parameter.requires_grad_(name in names)
+        return copied
+
+    def _chosen(self, module: nn.Module) -> set[int]:
+        """The ids of the chosen parameters, frozen or not. A parameter that has several names is known by each."""
+        if self.kind == "all":
+            return {id(p) for p in module.parameters()}
+        if self.kind == "head":
+            return {id(p) for p in head_of(module).parameters()}
+        named = list(module.named_parameters(remove_duplicate=False))
+        chosen = set()
+        for pattern in self.patterns:
+            found = {id(p) for name, p in named if fnmatchcase(name, pattern)}
+            if not found:
+                raise ValueError(
+                    f"no parameter of the model matches the pattern {pattern!r}; there are "
+                    f"{listed([name for name, _ in named])}"
+                )
+            chosen |= found
+        return chosen
+
+
+def head_of(module: nn.Module) -> nn.Module:
+    """The submodule called `head`, or the last one that has parameters of its own."""
+    head = getattr(module, "head", None)
+    if isinstance(head, nn.Module) and any(True for _ in head.parameters()):
+        return head
+    return [part for part in module.modules() if any(True for _ in part.parameters(recurse=False))][-1]
+
+
+def listed(names: list[str]) -> str:
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def digest(parameters: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, types, shapes and values: equal for equal parameters, to the bit.
+
+    Example:
+        >>> import torch
+        >>> digest({"w": torch.zeros(2)}) == digest({"w": -torch.zeros(2)})
+        False
+    """
+    found = hashlib.sha256()
+    for name in sorted(parameters):
+        values = parameters[name].detach().cpu().contiguous()
+        found.update(f"{name} {values.dtype} {tuple(values.shape)} ".encode())
+        found.update(values.reshape(-1).view(torch.uint8).numpy().data)
+    return f"sha256:{found.hexdigest()}"
