@@ -111,9 +111,11 @@ def main() -> None:
     found = {}
     print(f"{'':8}{'last round':>12}{'last quarter':>14}{'better than LocalTraining':>19}")
     for name, work in {
-        "Local": lambda: accuracy(LocalTraining(options.lr, 1), data), "FedAvg": lambda: accuracy(average, data),
-        "Oracle": oracle, "CoBo": lambda: accuracy(cobo, data),
-    }.items():  # fmt: skip
+        "Local": lambda: accuracy(LocalTraining(options.lr, 1), data),
+        "FedAvg": lambda: accuracy(average, data),
+        "Oracle": oracle,
+        "CoBo": lambda: accuracy(cobo, data),
+    }.items():
         started = time.perf_counter()
         found[name] = work()
         last, quarter = 100 * found[name].mean(1)

@@ -26,21 +26,37 @@ from polytier.tree.collaboration import FILE, Collaboration, save
 
 ALL = ("personal", "team", "global")
 METHODS = {  # the models that each has
-    "permfl": ALL, "pfedmt": ALL, "sfedhp": ALL, "al2gd": ALL, "hier-fedavg": ALL[1:], "pfedme": ("personal", "global"),
-    "ditto": ("personal", "global"), "cobo": ("personal",), "fedavg": ("global",), "local": ("personal",),
-}  # fmt: skip
+    "permfl": ALL,
+    "pfedmt": ALL,
+    "sfedhp": ALL,
+    "al2gd": ALL,
+    "hier-fedavg": ALL[1:],
+    "pfedme": ("personal", "global"),
+    "ditto": ("personal", "global"),
+    "cobo": ("personal",),
+    "fedavg": ("global",),
+    "local": ("personal",),
+}
 TEAMS, LABELS = 50, 10
 BROWSER = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-)  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
 
 
 def figures(accuracy: float) -> dict[str, float]:
     return {
-        "loss": 2.3 - 2 * accuracy, "accuracy": accuracy, "accuracy_std": 0.1, "accuracy_worst_decile": 0.7 * accuracy,
+        "loss": 2.3 - 2 * accuracy,
+        "accuracy": accuracy,
+        "accuracy_std": 0.1,
+        "accuracy_worst_decile": 0.7 * accuracy,
         "accuracy_pooled": accuracy,
-    }  # fmt: skip
+    }
 
 
 def make_run(folder: Path, method: str, place: int, seed: int, rounds: int, devices: int) -> None:
@@ -49,9 +65,18 @@ def make_run(folder: Path, method: str, place: int, seed: int, rounds: int, devi
     kinds, flat = METHODS[method], "team" not in METHODS[method]
     folder.mkdir(parents=True)
     config = {
-        "algorithm": method, "data": "mnist", "model": "mclr", "devices": devices, "teams": str(TEAMS), "seed": seed,
-        "partition": "labels:2", "split": "3:0:1", "rounds": rounds, "codec": "float32", "set": {"device_lr": 0.01},
-    }  # fmt: skip
+        "algorithm": method,
+        "data": "mnist",
+        "model": "mclr",
+        "devices": devices,
+        "teams": str(TEAMS),
+        "seed": seed,
+        "partition": "labels:2",
+        "split": "3:0:1",
+        "rounds": rounds,
+        "codec": "float32",
+        "set": {"device_lr": 0.01},
+    }
     (folder / "config.toml").write_text(to_toml(config))
     best = 0.97 - 0.03 * place + 0.01 * rng.standard_normal()
     ids, team = list(range(devices)), np.arange(devices) % TEAMS
@@ -86,11 +111,21 @@ def make_run(folder: Path, method: str, place: int, seed: int, rounds: int, devi
     total = {link: {way: rounds * amount for way, amount in ways.items()} for link, ways in nbytes.items()}
     last = json.loads(lines[-1])
     summary = {
-        "algorithm": method, "seed": seed, "rounds": rounds, "device_steps": rounds * devices, "seconds": 0.5 * rounds,
-        "device_steps_per_second": 2.0 * devices, "traffic": total, "devices": devices, "teams": 0 if flat else TEAMS,
+        "algorithm": method,
+        "seed": seed,
+        "rounds": rounds,
+        "device_steps": rounds * devices,
+        "seconds": 0.5 * rounds,
+        "device_steps_per_second": 2.0 * devices,
+        "traffic": total,
+        "devices": devices,
+        "teams": 0 if flat else TEAMS,
         **{kind: last[kind]["test"] if kind in kinds else None for kind in ("personal", "team", "global")},
-        "best": None, "chosen": None, "parameters": 7850, "never_took_part": 0,
-    }  # fmt: skip
+        "best": None,
+        "chosen": None,
+        "parameters": 7850,
+        "never_took_part": 0,
+    }
     (folder / "summary.json").write_text(json.dumps(summary))
     if method == "cobo":
         pairs = rng.integers(devices, size=(4 * devices, 2))

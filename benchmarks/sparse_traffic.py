@@ -31,10 +31,15 @@ METHODS: dict[str, Algorithm] = {
     "pFedMe": PFedMe(device_lr=0.05, local_lr=0.05, device_pull=25.0, device_steps=5, local_rounds=20),
 }
 COLUMNS = {
-    "global %": "global", "personal %": "personal", "non-zeros global %": "nonzeros_global",
-    "sent up %": "nonzeros_sent", "paper kB": "paper", "cumulated MB": "paper_total", "sparse kB": "sparse",
+    "global %": "global",
+    "personal %": "personal",
+    "non-zeros global %": "nonzeros_global",
+    "sent up %": "nonzeros_sent",
+    "paper kB": "paper",
+    "cumulated MB": "paper_total",
+    "sparse kB": "sparse",
     "cumulated MB ": "sparse_total",
-}  # fmt: skip
+}
 
 
 class Meter(Callback):
@@ -54,8 +59,10 @@ class Meter(Callback):
         tree = topology.num_tiers > 2
         sent_up = training.context.memory.read(1, "model", ids, after.expand(len(ids), -1)) if tree else after
         row: dict[str, Any] = {
-            "round": record["round"], "nonzeros_global": share(after), "nonzeros_sent": share(sent_up),
-        }  # fmt: skip
+            "round": record["round"],
+            "nonzeros_global": share(after),
+            "nonzeros_sent": share(sent_up),
+        }
         row |= {k: record[k]["test"]["accuracy"] for k in ("global", "personal") if k in record}
         for name in self.totals:
             nbytes = CODECS[name].nbytes
@@ -100,9 +107,10 @@ def show(name: str, rounds: list[dict[str, Any]]) -> None:
 
 def compare(sparse: list[dict[str, Any]], dense: list[dict[str, Any]]) -> None:
     """How much less the sparse setting sends, and what it loses."""
-    print("\nsparse beside dense\nround  global, points  non-zeros %  " + "  ".join(
-        f"{c} bytes saved %  cumulated %" for c in ("paper", "sparse")
-    ))  # fmt: skip
+    print(
+        "\nsparse beside dense\nround  global, points  non-zeros %  "
+        + "  ".join(f"{c} bytes saved %  cumulated %" for c in ("paper", "sparse"))
+    )
     for a, b in zip(sparse, dense, strict=True):
         if "global" in a:
             line = f"{a['round']:5}{100 * (a['global'] - b['global']):16.2f}{100 * a['nonzeros_global']:13.2f}"
@@ -121,7 +129,7 @@ def main() -> None:
     options = parser.parse_args()
     federation = build_federation(
         "mnist", options.data_dir, devices=20, teams=4, partition="labels:5", seed=options.seed
-    )  # fmt: skip
+    )
     found = {}
     for name, algorithm in METHODS.items():
         found[name] = measure(algorithm, federation, options.rounds, options.seed)

@@ -33,9 +33,14 @@ topology = polytier.Topology.build(federation.ids, federation.team, region)
 
 # tiers of teams are called team1 (regions), team2 (sites); a field may differ between them
 method = polytier.PerMFL(
-    device_lr=0.3, device_pull=1, device_steps=4, team_rounds={"team1": 2, "team2": 4},
-    team_lr={"team1": 5, "team2": 1}, team_pull={"team1": 0.05, "team2": 0.1}, server_lr=10,
-)  # fmt: skip
+    device_lr=0.3,
+    device_pull=1,
+    device_steps=4,
+    team_rounds={"team1": 2, "team2": 4},
+    team_lr={"team1": 5, "team2": 1},
+    team_pull={"team1": 0.05, "team2": 0.1},
+    server_lr=10,
+)
 run = polytier.train(method, federation, "mclr", rounds=15, eval_every=15, topology=topology)
 
 last = run.history[-1]

@@ -123,10 +123,15 @@ def cases(draw, tiers: tuple[int, ...] = (2, 3, 4)) -> Case:
     rules = [{}, *[team_rule] * (depth - 2), device_rule]
     problem = oracles.Problem(data, children, CLASSES, participation=rules, **settings)
     engine = {
-        "team_participation": teams, "device_participation": devices, "topology": topology, "dtype": "float64",
-        "tile": draw(st.sampled_from([1, 2, 8])), "inner_tile": draw(st.sampled_from([None, 1])),
-        "batching": draw(st.sampled_from(["stacked", "eager"])), "eval_every": 1000,
-    }  # fmt: skip
+        "team_participation": teams,
+        "device_participation": devices,
+        "topology": topology,
+        "dtype": "float64",
+        "tile": draw(st.sampled_from([1, 2, 8])),
+        "inner_tile": draw(st.sampled_from([None, 1])),
+        "batching": draw(st.sampled_from(["stacked", "eager"])),
+        "eval_every": 1000,
+    }
     return Case(federation, {**settings, **engine}, topology, problem, draw(st.integers(1, 3)), draw)
 
 
@@ -183,7 +188,11 @@ def fixed_case(tiers: int, rounds: int = 5, **settings: Any) -> Case:
     shared = {"seed": 3, "batch_size": 3, **settings}
     problem = oracles.Problem(data, children, CLASSES, participation=rules, **shared)
     engine = {
-        "dtype": "float64", "batching": "stacked", "topology": topology, "eval_every": 1000,
-        "team_participation": 0.5, "device_participation": 0.6,
-    }  # fmt: skip
+        "dtype": "float64",
+        "batching": "stacked",
+        "topology": topology,
+        "eval_every": 1000,
+        "team_participation": 0.5,
+        "device_participation": 0.6,
+    }
     return Case(federation, {**shared, **engine}, topology, problem, rounds, None)

@@ -5,9 +5,16 @@ from typing import Any
 from polytier import ALGORITHMS, Algorithm
 
 SHORT = {
-    "device_steps": 2, "team_rounds": 2, "local_rounds": 2, "tune_steps": 2, "personal_steps": 2, "head_steps": 2,
-    "body_steps": 2, "steps": 4, "num_clusters": 2,
-}  # fmt: skip
+    "device_steps": 2,
+    "team_rounds": 2,
+    "local_rounds": 2,
+    "tune_steps": 2,
+    "personal_steps": 2,
+    "head_steps": 2,
+    "body_steps": 2,
+    "steps": 4,
+    "num_clusters": 2,
+}
 
 
 def short(name: str) -> Algorithm:

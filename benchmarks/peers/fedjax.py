@@ -20,9 +20,10 @@ def speed() -> float:
 
     algorithm = fed_avg.federated_averaging(
         lambda params, batch, rng: jax.grad(loss)(params, batch),
-        fedjax.optimizers.sgd(LR), fedjax.optimizers.sgd(1.0),
+        fedjax.optimizers.sgd(LR),
+        fedjax.optimizers.sgd(1.0),
         fedjax.ShuffleRepeatBatchHParams(batch_size=BATCH, num_epochs=None, num_steps=STEPS),
-    )  # fmt: skip
+    )
     x, y = data()
     sets = [fedjax.ClientDataset({"x": x[c], "y": y[c].astype("int32")}) for c in range(DEVICES)]
     state = algorithm.init({"w": jnp.zeros((FEATURES, CLASSES)), "b": jnp.zeros(CLASSES)})

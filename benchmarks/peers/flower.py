@@ -28,9 +28,12 @@ def speed() -> float:
     def server(_):
         start = [torch.zeros(CLASSES, FEATURES).numpy(), torch.zeros(CLASSES).numpy()]
         strategy = Clock(
-            fraction_fit=1.0, fraction_evaluate=0.0, min_fit_clients=DEVICES, min_available_clients=DEVICES,
+            fraction_fit=1.0,
+            fraction_evaluate=0.0,
+            min_fit_clients=DEVICES,
+            min_available_clients=DEVICES,
             initial_parameters=ndarrays_to_parameters(start),
-        )  # fmt: skip
+        )
         return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=WARM + ROUNDS))
 
     class Device(NumPyClient):
@@ -52,8 +55,9 @@ def speed() -> float:
     run_simulation(
         ServerApp(server_fn=server),
         ClientApp(client_fn=lambda context: Device(int(context.node_config["partition-id"])).to_client()),
-        DEVICES, backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
-    )  # fmt: skip
+        DEVICES,
+        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+    )
     return speed_of(ends)
 
 

@@ -43,13 +43,17 @@ def speed() -> float:
     model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
     FederatedAveraging().run(
         NNAlgorithmParams(
-            central_num_iterations=WARM + ROUNDS, evaluation_frequency=10**9, train_cohort_size=DEVICES,
+            central_num_iterations=WARM + ROUNDS,
+            evaluation_frequency=10**9,
+            train_cohort_size=DEVICES,
             val_cohort_size=0,
         ),
-        SimulatedBackend(federation, federation), model,
+        SimulatedBackend(federation, federation),
+        model,
         NNTrainHyperParams(
             local_batch_size=BATCH, local_num_epochs=None, local_num_steps=STEPS, local_learning_rate=LR
         ),
-        callbacks=[Clock()], send_metrics_to_platform=False,
-    )  # fmt: skip
+        callbacks=[Clock()],
+        send_metrics_to_platform=False,
+    )
     return speed_of(ends)

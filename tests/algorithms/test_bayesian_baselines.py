@@ -263,10 +263,14 @@ def test_a_new_device_adapts():
 @pytest.mark.parametrize(
     ("method", "fields"),
     [
-        (PFedBayes, {"zeta": -1}), (PFedBayes, {"prior_deviation": 0}), (PFedBayes, {"num_samples": 0}),
-        (PFedBayes, {"global_lr": 0}), (PFedGP, {"noise": 0}), (PFedGP, {"inducing": 0}),
+        (PFedBayes, {"zeta": -1}),
+        (PFedBayes, {"prior_deviation": 0}),
+        (PFedBayes, {"num_samples": 0}),
+        (PFedBayes, {"global_lr": 0}),
+        (PFedGP, {"noise": 0}),
+        (PFedGP, {"inducing": 0}),
     ],
-)  # fmt: skip
+)
 def test_bad_fields(method, fields):
     with pytest.raises(ValueError, match=f"{next(iter(fields))} = .* is out of range; allowed: "):
         method(**fields)

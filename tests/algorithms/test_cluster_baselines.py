@@ -42,9 +42,13 @@ def make(names: Any = NAMES, cluster: Any = GROUP, shift=1.0) -> Federation:
         bounds.append([start, start + size, start + size, start + size + 2])
         start += size + 2
     return Federation(
-        torch.from_numpy(np.concatenate(xs)), torch.from_numpy(np.concatenate(ys)), torch.tensor(bounds),
-        np.array(names), cluster=np.array(cluster), num_classes=CLASSES,
-    )  # fmt: skip
+        torch.from_numpy(np.concatenate(xs)),
+        torch.from_numpy(np.concatenate(ys)),
+        torch.tensor(bounds),
+        np.array(names),
+        cluster=np.array(cluster),
+        num_classes=CLASSES,
+    )
 
 
 DATA = make()

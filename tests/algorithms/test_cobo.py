@@ -109,9 +109,13 @@ def make(names=NAMES, team=None) -> Federation:
     bounds = np.stack([stop - ends, stop, stop, stop], 1)
     x, y = np.concatenate(xs), np.concatenate(ys)
     return Federation(
-        torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(bounds), np.array(names), team=team,
+        torch.from_numpy(x),
+        torch.from_numpy(y),
+        torch.from_numpy(bounds),
+        np.array(names),
+        team=team,
         num_classes=CLASSES,
-    )  # fmt: skip
+    )
 
 
 def problem_of(federation: Federation, topology: Topology, participation: list[dict], **more: Any) -> Problem:
@@ -140,9 +144,16 @@ def agree(federation: Federation, topology: Topology, rules: list[dict], rounds:
         run = training.run(rounds)
     problem = problem_of(federation, topology, rules, seed=3, l2=0.1, batch_size=4)
     x, w = oracle(
-        problem, x0, rounds, dict(zip(federation.ids.tolist(), lr, strict=True)), method.device_pull, method.weight_lr,
-        method.domain, method.sampling, method.constant_rounds,
-    )  # fmt: skip
+        problem,
+        x0,
+        rounds,
+        dict(zip(federation.ids.tolist(), lr, strict=True)),
+        method.device_pull,
+        method.weight_lr,
+        method.domain,
+        method.sampling,
+        method.constant_rounds,
+    )
     found = run.personal if method.clients == "devices" else run.team
     assert found is not None
     np.testing.assert_allclose(found.numpy(), x, rtol=0, atol=1e-10)

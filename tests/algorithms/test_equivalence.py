@@ -66,9 +66,14 @@ def test_one_team_of_all_devices_and_one_team_round_is_fedavg_to_the_bit(weights
     devices = federation([3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13])  # more than a block
     one = Topology.build(devices.ids, ["all"] * len(devices))
     a = train(
-        HierFedAvg(0.1, 5, weights, team_rounds=1), devices, "mclr", rounds=3, topology=one, device_participation=0.6,
+        HierFedAvg(0.1, 5, weights, team_rounds=1),
+        devices,
+        "mclr",
+        rounds=3,
+        topology=one,
+        device_participation=0.6,
         **SMALL,
-    )  # fmt: skip
+    )
     b = train(FedAvg(0.1, 5, weights), devices, "mclr", rounds=3, device_participation=0.6, **SMALL)
     same(a, b)
 
@@ -78,9 +83,14 @@ def test_pfedmt_with_equal_samples_is_permfl():
     equal = federation([8] * 6)
     two = Topology.build(equal.ids, [0, 1, 0, 1, 0, 1])
     fields = {
-        "device_lr": 0.1, "team_lr": 0.1, "server_lr": 0.5, "device_pull": 0.5, "team_pull": 1.5, "device_steps": 3,
+        "device_lr": 0.1,
+        "team_lr": 0.1,
+        "server_lr": 0.5,
+        "device_pull": 0.5,
+        "team_pull": 1.5,
+        "device_steps": 3,
         "team_rounds": 2,
-    }  # fmt: skip
+    }
     settings = {**FULL, "batch_size": 4, "device_participation": "count:2"}
     a = train(PFedMT(**fields), equal, "mclr", rounds=3, topology=two, **settings)
     b = train(PerMFL(**fields), equal, "mclr", rounds=3, topology=two, **settings)

@@ -436,15 +436,23 @@ def democratised(p, x0, rounds, device_steps, device_pull, levels, regroup_round
 @pytest.mark.parametrize(
     ("part", "cluster_by", "levels", "pull"),
     [
-        ("all", "models", 4, 0.5), ("all", "updates", 3, 0.0), ("some", "models", 1, 0.5), ("later", "models", 3, 0.5),
+        ("all", "models", 4, 0.5),
+        ("all", "updates", 3, 0.0),
+        ("some", "models", 1, 0.5),
+        ("later", "models", 3, 0.5),
         ("later", "updates", 4, 0.5),
     ],
-)  # fmt: skip
+)
 def test_demlearn(part, cluster_by, levels, pull):
     fields = {
-        "device_steps": 3, "device_pull": pull, "levels": levels, "regroup_rounds": 2, "cluster_by": cluster_by,
-        "mix": 0.8, "mix_decay": 0.9,
-    }  # fmt: skip
+        "device_steps": 3,
+        "device_pull": pull,
+        "levels": levels,
+        "regroup_rounds": 2,
+        "cluster_by": cluster_by,
+        "mix": 0.8,
+        "mix_decay": 0.9,
+    }
     method = DemLearn(device_lr=tuple(LR.values()), **fields)
     run, _ = agree(method, democratised, part, rounds=6, **fields)
     groups = run.state["groups"].numpy()  # type: ignore[index, call-overload]
@@ -487,10 +495,11 @@ def test_demlearn_needs_two_devices():
 @pytest.mark.parametrize(
     "method",
     [
-        FedAMP(0.1, 5, device_pull=0.1, attention_lr=0.5, sigma=5.0), HeurFedAMP(0.1, 5, self_weight=0.5, sigma=10.0),
+        FedAMP(0.1, 5, device_pull=0.1, attention_lr=0.5, sigma=5.0),
+        HeurFedAMP(0.1, 5, self_weight=0.5, sigma=10.0),
         DemLearn(0.1, 5, levels=2, mix=0.3),
     ],
-)  # fmt: skip
+)
 def test_true_groups_are_found(method):
     data = quadratic_clusters(8, 2, 6, seed=1, spread=2.0)
     run = train(method, data, "quadratic", rounds=15, dtype="float64", batching="eager")
@@ -502,11 +511,13 @@ def test_true_groups_are_found(method):
 @pytest.mark.parametrize(
     "method",
     [
-        FedAMP(device_steps=2, attention_lr=0.05, sigma=0.5), HeurFedAMP(device_steps=2),
-        ValidationWeights(device_steps=2, candidates=2), AL2GD(p_team=0.3, p_server=0.2, steps=6),
+        FedAMP(device_steps=2, attention_lr=0.05, sigma=0.5),
+        HeurFedAMP(device_steps=2),
+        ValidationWeights(device_steps=2, candidates=2),
+        AL2GD(p_team=0.3, p_server=0.2, steps=6),
         DemLearn(device_steps=2, cluster_by="updates"),
     ],
     ids=lambda method: type(method).__name__,
-)  # fmt: skip
+)
 def test_contract(method):
     check_algorithm(method, federation=make() if isinstance(method, ValidationWeights) else None, batching="eager")

@@ -100,8 +100,10 @@ class Growing(oracles.Problem):
 
 def as_problem(federation: Federation, rule: dict, of: type = oracles.Problem, **more: Any) -> Any:
     names = federation.ids.tolist()
-    data = {c: tuple(v.double().numpy() if v.is_floating_point() else v.numpy() for v in federation.device(k))
-            for k, c in enumerate(names)}  # fmt: skip
+    data = {
+        c: tuple(v.double().numpy() if v.is_floating_point() else v.numpy() for v in federation.device(k))
+        for k, c in enumerate(names)
+    }
     return of(data, [{"server": names}], CLASSES, participation=[{}, rule], **more)
 
 
@@ -120,9 +122,14 @@ def test_oracle(kind, num_models, weights, step, lr):
     rates = {0.2: lambda t: 0.2, "2/(9+t)": lambda t: 2 / (9 + t), "3/(11+t//2)": lambda t: 3 / (11 + t // 2)}
     method = FedAvg(device_lr=lr, device_steps=3, weights=weights)
     compare(
-        federation, kind(alike(method, num_models), step=step), as_problem(federation, rule, seed=5, batch_size=3),
-        (kind, num_models, rates[lr], 3, weights, step), device_participation=part, seed=5, batch_size=3,
-    )  # fmt: skip
+        federation,
+        kind(alike(method, num_models), step=step),
+        as_problem(federation, rule, seed=5, batch_size=3),
+        (kind, num_models, rates[lr], 3, weights, step),
+        device_participation=part,
+        seed=5,
+        batch_size=3,
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -132,9 +139,14 @@ def test_oracle_of_growing_batches(kind):
     problem = as_problem(federation, {}, Growing, seed=2)
     problem.rule, problem.hold, problem.seen = lambda t: 1.4 / (2 + t // 2), 3 if kind is MFARR else 1, set()
     compare(
-        federation, kind(alike(FedAvg(0.3, 2), 3)), problem, (kind, 3, lambda t: 0.3, 2, "samples", "average"),
-        rounds=8, seed=2, batch_size="grow:1.4/(2+t//2)",
-    )  # fmt: skip
+        federation,
+        kind(alike(FedAvg(0.3, 2), 3)),
+        problem,
+        (kind, 3, lambda t: 0.3, 2, "samples", "average"),
+        rounds=8,
+        seed=2,
+        batch_size="grow:1.4/(2+t//2)",
+    )
     assert problem.seen == {32, 64, 128}
 
 
@@ -188,9 +200,14 @@ def test_a_model_of_several_is_itself_alone_where_its_devices_take_part(kind):
             teams = np.array([[row[parents == i].any() for i in range(topology.size(1))] for row in devices])
         assert 0 < devices.mean() < 1
         with make_loop(
-            method, federation, "mclr", topology=tree, device_participation=devices, team_participation=teams,
+            method,
+            federation,
+            "mclr",
+            topology=tree,
+            device_participation=devices,
+            team_participation=teams,
             **{k: v for k, v in shared.items() if k != "rounds"},
-        ) as training:  # fmt: skip
+        ) as training:
             training.context.hold = kind(methods).frame
             alone, part = training.run(5), run.models[name]
             assert torch.equal(alone.row(), part.row())
@@ -242,7 +259,7 @@ def test_a_frame_in_the_ledgers():
     """What is drawn is what is done: by the bytes of three frames, every device trains each of four models once."""
     with make_loop(
         MFARR(alike(FedAvg(0.1, 1), 4)), ragged([2] * 10), "mclr", batching="eager", eval_every=1000
-    ) as training:  # fmt: skip
+    ) as training:
         training.run(12)
         for part in training.context.parts:
             seen = torch.stack(part.ledger.by_round["server-device"]["down"]) > 0  # [rounds, devices]
@@ -303,9 +320,15 @@ OBJECTIVES: dict[str, Any] = {}  # graphs are traced once for all
 def mixed(method: Any, **settings: Any) -> Loop:
     """A logistic regression and a network, without teams and with them."""
     training = make_loop(
-        method, unrelated()[0]["classes"], {"small": "mclr", "large": "dnn:5"}, batch_size=4, batching="stacked",
-        topology=Topology.build(np.arange(13), np.arange(13) % 3), device_participation=0.8, **settings,
-    )  # fmt: skip
+        method,
+        unrelated()[0]["classes"],
+        {"small": "mclr", "large": "dnn:5"},
+        batch_size=4,
+        batching="stacked",
+        topology=Topology.build(np.arange(13), np.arange(13) % 3),
+        device_participation=0.8,
+        **settings,
+    )
     for part in training.context.parts:
         part.objective = OBJECTIVES.setdefault(part.name, part.objective)
     return training
@@ -507,9 +530,12 @@ def test_gain_by_hand():
     methods = {"a": FedAvg(0.2, 1), "b": FedAvg(0.3, 2)}
     seen: list[str] = []
     gain = measure_gain(
-        lambda seed: make_loop(MFARR(methods), data, "quadratic", seed=seed, **QUAD), 4, [3, 4], "train",
+        lambda seed: make_loop(MFARR(methods), data, "quadratic", seed=seed, **QUAD),
+        4,
+        [3, 4],
+        "train",
         progress=seen.append,
-    )  # fmt: skip
+    )
     assert len(seen) == 4
     for seed in (3, 4):
         alone = {k: train(m, data[k], "quadratic", rounds=4, **QUAD).history[-1] for k, m in methods.items()}

@@ -59,8 +59,12 @@ def test_pfedme(case, steps, rounds, weights, beta, pull):
     lr, lr_of = case.device_steps(0.01, 0.5)
     eta, eta_of = case.device_steps(0.01, 0.5)
     fields = {
-        "server_lr": beta, "device_pull": pull, "device_steps": steps, "local_rounds": rounds, "weights": weights,
-    }  # fmt: skip
+        "server_lr": beta,
+        "device_pull": pull,
+        "device_steps": steps,
+        "local_rounds": rounds,
+        "weights": weights,
+    }
     algorithm = PFedMe(device_lr=lr, local_lr=eta, **fields)
     agree(case, algorithm, oracles.pfedme, device_lr=lr_of, local_lr=eta_of, **fields)
 
@@ -100,9 +104,14 @@ def test_full_and_partial_teams_and_devices(method, teams, devices):
     problem = oracles.Problem(data, children, CLASSES, participation=[{}, rule[teams], rule[devices]])
     share = {"all": 1.0, "half": 0.5}
     settings = {
-        "seed": 0, "batch_size": 4, "dtype": "float64", "batching": "stacked", "topology": topology,
-        "team_participation": share[teams], "device_participation": share[devices],
-    }  # fmt: skip
+        "seed": 0,
+        "batch_size": 4,
+        "dtype": "float64",
+        "batching": "stacked",
+        "topology": topology,
+        "team_participation": share[teams],
+        "device_participation": share[devices],
+    }
     case = Case(federation, settings, topology, problem, 3, None)
     lr, K = dict.fromkeys(range(16), 0.1), {1: 2}
     fields = {"device_lr": lr, "device_steps": 2, "team_rounds": K}

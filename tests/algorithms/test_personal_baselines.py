@@ -128,9 +128,10 @@ HEAD = np.repeat([False, True, False], [4, 9, 4])
 class LayersProblem(Problem):
     def grad(self, theta, device, index):
         x, y = self.data[device][0][index], self.data[device][1][index]
-        A, H, b, S = (part.reshape(shape) for part, shape in zip(
-            np.split(theta, [4, 10, 13]), [(2, 2), (3, 2), (3,), (2, 2)], strict=True
-        ))  # fmt: skip
+        A, H, b, S = (
+            part.reshape(shape)
+            for part, shape in zip(np.split(theta, [4, 10, 13]), [(2, 2), (3, 2), (3,), (2, 2)], strict=True)
+        )
         u = x @ A.T
         v = np.tanh(u @ S.T)
         z = v @ H.T + b
@@ -149,9 +150,13 @@ class LayersProblem(Problem):
 def test_per_fedavg(case, steps, weights, inner_lr, hessian, adapt_steps):
     lr, lr_of = case.device_steps(0.01, 1)
     fields = {
-        "device_steps": steps, "weights": weights, "inner_lr": inner_lr, "hessian_step": 0.1,
-        "variant": "hessian-free" if hessian else "first-order", "adapt_steps": adapt_steps,
-    }  # fmt: skip
+        "device_steps": steps,
+        "weights": weights,
+        "inner_lr": inner_lr,
+        "hessian_step": 0.1,
+        "variant": "hessian-free" if hessian else "first-order",
+        "adapt_steps": adapt_steps,
+    }
     agree(case, PerFedAvg(device_lr=lr, **fields), per_fedavg, device_lr=lr_of, **fields)
 
 

@@ -20,9 +20,28 @@ from polytier.runs.loop import make_loop
 
 
 def sfedhp(
-    p, x0, rounds, device_lr, team_lr, server_lr, device_pull, team_pull, device_steps, team_rounds, device_sparsity,
-    team_sparsity, smoothing, tiny, least_nonzeros, sparse_rounds, threshold, accuracy, solver, weights, seen=None,
-):  # fmt: skip
+    p,
+    x0,
+    rounds,
+    device_lr,
+    team_lr,
+    server_lr,
+    device_pull,
+    team_pull,
+    device_steps,
+    team_rounds,
+    device_sparsity,
+    team_sparsity,
+    smoothing,
+    tiny,
+    least_nonzeros,
+    sparse_rounds,
+    threshold,
+    accuracy,
+    solver,
+    weights,
+    seen=None,
+):
     """Liu et al., Algorithm 1, over any number of tiers. `seen` counts which branches were taken."""
     seen = Counter() if seen is None else seen
     models = Models(x0, team={tier: {} for tier in range(1, p.leaf)})
@@ -82,10 +101,20 @@ def sfedhp(
 # -- against the oracle -------------------------------------------------------------------------------
 
 DENSE = {
-    "server_lr": 0.9, "device_pull": 2.0, "device_steps": 4, "device_sparsity": 0.0, "team_sparsity": 0.0,
-    "smoothing": 0.05, "tiny": 1e-4, "least_nonzeros": 0.75, "sparse_rounds": 2, "threshold": 1.0, "accuracy": 0.0,
-    "solver": "nesterov", "weights": "uniform",
-}  # fmt: skip
+    "server_lr": 0.9,
+    "device_pull": 2.0,
+    "device_steps": 4,
+    "device_sparsity": 0.0,
+    "team_sparsity": 0.0,
+    "smoothing": 0.05,
+    "tiny": 1e-4,
+    "least_nonzeros": 0.75,
+    "sparse_rounds": 2,
+    "threshold": 1.0,
+    "accuracy": 0.0,
+    "solver": "nesterov",
+    "weights": "uniform",
+}
 SPARSE = {**DENSE, "device_sparsity": 0.3, "team_sparsity": 0.15}
 
 

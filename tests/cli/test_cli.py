@@ -285,8 +285,11 @@ def test_ones_own_file_and_model(tmp_path):
     call("run", *own, *QUICK, "--rounds", 2, "--standardize", "--out", "run")
     rows = rows_of(tmp_path / "run" / "devices.csv")
     assert [(r["id"], r["team"]) for r in rows] == [
-        ("anna", "north"), ("bert", "north"), ("chen", "south"), ("dora", "south"),
-    ]  # fmt: skip
+        ("anna", "north"),
+        ("bert", "north"),
+        ("chen", "south"),
+        ("dora", "south"),
+    ]
     run = Run.load(tmp_path / "run")
     federation = build_federation(tmp_path / "mine.npz", standardize=True)
     x, y = federation.device(2, "test")

@@ -36,8 +36,11 @@ def test_a_new_flag_is_one_declaration():
     assert seen == {"colour": "blue"}
     schema = json_schema(More)
     assert schema["properties"]["colour"] == {
-        "default": "red", "description": "the colour of the wire", "scope": "compute", "type": "string",
-    }  # fmt: skip
+        "default": "red",
+        "description": "the colour of the wire",
+        "scope": "compute",
+        "type": "string",
+    }
     table = next(o for o in schema["properties"]["models"]["anyOf"] if o.get("type") == "object")
     assert "colour" in table["additionalProperties"]["properties"]
     assert ("colour", "--colour", "red", "compute", "the colour of the wire") in settings_rows(["colour"], More)

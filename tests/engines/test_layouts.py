@@ -44,9 +44,18 @@ def permfl_of(tile: int, workers: int = 1) -> Run:
     federation = ragged(13)
     topology = Topology.build(federation.ids, np.arange(13) % 3)
     return train(
-        PERMFL, federation, "mclr", rounds=2, topology=topology, batch_size=4, team_participation=0.7,
-        device_participation=0.8, tile=tile, workers=workers, batching="stacked",
-    )  # fmt: skip
+        PERMFL,
+        federation,
+        "mclr",
+        rounds=2,
+        topology=topology,
+        batch_size=4,
+        team_participation=0.7,
+        device_participation=0.8,
+        tile=tile,
+        workers=workers,
+        batching="stacked",
+    )
 
 
 def fedavg_of(tile: int, workers: int = 1) -> Run:

@@ -155,9 +155,13 @@ def test_rows_that_are_not_finite_are_not_encoded(name, bad):
 def test_values_too_large_for_a_codec_name_the_one_that_holds_them():
     large, huge = torch.tensor([[0, 65_519], [-65_520, 1]]).float(), torch.tensor([[1e39]], dtype=torch.float64)
     for name, rows, better in (
-        ("float16", large, "float32"), ("float16", huge, "float64"), ("float32", huge, "float64"),
-        ("sparse16", large, "sparse"), ("sparse16", huge, "sparse64"), ("sparse", huge, "sparse64"),
-    ):  # fmt: skip
+        ("float16", large, "float32"),
+        ("float16", huge, "float64"),
+        ("float32", huge, "float64"),
+        ("sparse16", large, "sparse"),
+        ("sparse16", huge, "sparse64"),
+        ("sparse", huge, "sparse64"),
+    ):
         for call in (lambda: CODECS[name].encode(rows[-1]), lambda: CODECS[name].through(rows)):  # noqa: B023
             with pytest.raises(ValueError, match=rf"codec {name} holds values up to .*use {better}$"):
                 call()

@@ -48,9 +48,18 @@ def write_matrices(folder: Path, **rounds: np.ndarray) -> Path:
 def test_plan_holds_together(items):
     check_runs(list(items.values()))
     assert list(items) == [
-        "table1", "table1-loss", "figure2a", "figure2b", "iterations", "figure3", "table2", "table2-loss",
-        "table2-improved", "figure5", "figure6",
-    ]  # fmt: skip
+        "table1",
+        "table1-loss",
+        "figure2a",
+        "figure2b",
+        "iterations",
+        "figure3",
+        "table2",
+        "table2-loss",
+        "table2-improved",
+        "figure5",
+        "figure6",
+    ]
     assert all(bool(item.reduced) == (items is QUICK) for item in items.values())
     assert all(bool(row.differs) == (items is QUICK) for item in items.values() for row in item.rows)
 
@@ -90,9 +99,13 @@ def test_table_2_has_the_papers_figures():
     rows = {row.labels: row for row in FULL["table2"].rows}
     assert len(rows) == 15
     for labels, paper, deviation in (
-        (("8 clients", "FedAvg"), 18.8, 0.1), (("8 clients", "FC"), 55.1, 0.4), (("8 clients", "CoBo"), 74.6, 0.2),
-        (("80 clients", "IFCA"), 45.6, 0.8), (("80 clients", "CoBo"), 79.6, 0.4), (("80 clients", "Oracle"), 83.6, 0.3),
-    ):  # fmt: skip
+        (("8 clients", "FedAvg"), 18.8, 0.1),
+        (("8 clients", "FC"), 55.1, 0.4),
+        (("8 clients", "CoBo"), 74.6, 0.2),
+        (("80 clients", "IFCA"), 45.6, 0.8),
+        (("80 clients", "CoBo"), 79.6, 0.4),
+        (("80 clients", "Oracle"), 83.6, 0.3),
+    ):
         assert (rows[labels].paper, rows[labels].deviation) == (paper, deviation)
     losses = {row.labels: row.paper for row in FULL["table2-loss"].rows}
     assert (len(losses), losses["8 clients", "Ditto"], losses["80 clients", "Local"]) == (15, 1.55, 1.40)
@@ -107,8 +120,10 @@ def test_figure_2a_varies_one_thing_at_a_time():
     assert [s["split"] for s in share] == ["2.25:0.25:9.5", "4.5:0.5:7", "6.75:0.75:4.5", "9:1:2"]
     assert {s["devices"] for s in share} == {8}
     assert [(s["devices"], s["partition"][-1], s["split"]) for s in clusters] == [
-        (4, "2", "9:1:2"), (8, "4", "9:1:2"), (16, "8", "9:1:2"),
-    ]  # fmt: skip
+        (4, "2", "9:1:2"),
+        (8, "4", "9:1:2"),
+        (16, "8", "9:1:2"),
+    ]
     assert [(s["devices"], s["partition"][-1]) for s in members] == [(8, "4"), (16, "4"), (32, "4")]
 
 
@@ -128,8 +143,11 @@ def test_loss_of_both_protocols(tmp_path):
 
 
 def test_improved_is_the_share_of_devices_better_off(tmp_path):
-    for name, column, values in (("a", "personal", (0.5, 0.7, 0.9, 0.6)), ("b", "personal", (0.4, 0.7, 0.8, 0.9)),
-                                 ("c", "global", (0.5, 0.8, 0.9, 1.0))):  # fmt: skip
+    for name, column, values in (
+        ("a", "personal", (0.5, 0.7, 0.9, 0.6)),
+        ("b", "personal", (0.4, 0.7, 0.8, 0.9)),
+        ("c", "global", (0.5, 0.8, 0.9, 1.0)),
+    ):
         (tmp_path / name).mkdir()
         lines = [f"id,{column}_accuracy", *(f"d{k},{value}" for k, value in enumerate(values))]
         (tmp_path / name / "devices.csv").write_text("\n".join(lines) + "\n")

@@ -16,9 +16,14 @@ from polytier.papers.readings import by_round, pooled
 FULL = {item.name: item for item in permfl.items("full")}
 QUICK = {item.name: item for item in permfl.items("quick")}
 TABLE2_FIELDS = {
-    "device_lr": 0.01, "device_steps": 20, "team_lr": 0.03, "server_lr": 0.6, "device_pull": 0.5, "team_pull": 1.5,
+    "device_lr": 0.01,
+    "device_steps": 20,
+    "team_lr": 0.03,
+    "server_lr": 0.6,
+    "device_pull": 0.5,
+    "team_pull": 1.5,
     "team_rounds": 10,
-}  # fmt: skip
+}
 CODE_FIELDS = {**TABLE2_FIELDS, "server_lr": 0.99, "device_pull": 5.0, "team_pull": 5.0}
 
 

@@ -32,9 +32,11 @@ def test_full_is_the_papers():
     runs = runs_of([FULL["figure2"]])
     same = {"device_lr": 0.01, "device_steps": 20, "team_lr": 0.03, "server_lr": 1.0, "team_rounds": 30}
     for name, lam, gamma, model in (
-        ("mnist-mclr", 15.0, 0.1, "mclr"), ("mnist-network", 3.0, 1.0, "cnn-mnist"),
-        ("synthetic-mclr", 15.0, 0.1, "mclr"), ("synthetic-network", 15.0, 1.0, "dnn:20"),
-    ):  # fmt: skip
+        ("mnist-mclr", 15.0, 0.1, "mclr"),
+        ("mnist-network", 3.0, 1.0, "cnn-mnist"),
+        ("synthetic-mclr", 15.0, 0.1, "mclr"),
+        ("synthetic-network", 15.0, 1.0, "dnn:20"),
+    ):
         settings = runs[f"pfedmt-{name}"].settings
         assert settings["set"] == {**same, "device_pull": lam, "team_pull": gamma}
         assert settings["model"] == model

@@ -50,11 +50,24 @@ def write_run(folder: Path, values: dict[str, list[float]], metrics: list[Metric
     tiers = [{"tier": "server", "ids": ["server"]}, {"tier": "device", "ids": list(range(number))}]
     (folder / "topology.json").write_text(json.dumps({"tiers": tiers}))
     summary = {
-        "algorithm": method, "seed": int(seed), "rounds": 2, "device_steps": 10, "seconds": 1.0, "devices": number,
-        "device_steps_per_second": 10, "teams": 0, "parameters": 9, "never_took_part": 0, "traffic": sent,
-        "metrics": [metric.as_dict() for metric in metrics], "personal": test, "team": None, "global": None,
-        "best": {"round": 2, "personal": {**test, "round": 2}, "team": None, "global": None}, "chosen": None,
-    }  # fmt: skip
+        "algorithm": method,
+        "seed": int(seed),
+        "rounds": 2,
+        "device_steps": 10,
+        "seconds": 1.0,
+        "devices": number,
+        "device_steps_per_second": 10,
+        "teams": 0,
+        "parameters": 9,
+        "never_took_part": 0,
+        "traffic": sent,
+        "metrics": [metric.as_dict() for metric in metrics],
+        "personal": test,
+        "team": None,
+        "global": None,
+        "best": {"round": 2, "personal": {**test, "round": 2}, "team": None, "global": None},
+        "chosen": None,
+    }
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder
 

@@ -28,9 +28,14 @@ DEVICES, ROUNDS = 6, 5
 ALL = ("personal", "team", "global")
 KINDS = {"permfl": ALL, "fedavg": ("global",), "local": ("personal",), "cobo": ("personal",)}
 CHROMIUM = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-)  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
 
 
 def figures_of(value: float) -> dict[str, float]:
@@ -81,10 +86,21 @@ def make_run(folder: Path, method: str, seed: int = 0, done: int = ROUNDS, split
     last = history[-1]
     total = {link: {way: done * amount for way, amount in ways.items()} for link, ways in sent.items()}
     summary = {
-        "algorithm": method, "seed": seed, "rounds": done, "device_steps": 60, "seconds": 2.5, "devices": DEVICES,
-        "device_steps_per_second": 24, "teams": 0 if flat else 2, "parameters": 650, "never_took_part": 0, "best": None,
-        "chosen": None, "traffic": total, **{kind: last.get(kind, {}).get("test") for kind in ALL},
-    }  # fmt: skip
+        "algorithm": method,
+        "seed": seed,
+        "rounds": done,
+        "device_steps": 60,
+        "seconds": 2.5,
+        "devices": DEVICES,
+        "device_steps_per_second": 24,
+        "teams": 0 if flat else 2,
+        "parameters": 650,
+        "never_took_part": 0,
+        "best": None,
+        "chosen": None,
+        "traffic": total,
+        **{kind: last.get(kind, {}).get("test") for kind in ALL},
+    }
     (folder / "summary.json").write_text(json.dumps(summary))
     if method == "cobo":
         n, pairs = DEVICES, np.array([(0, 1), (1, 0), (2, 3)])
@@ -339,9 +355,15 @@ TABLE = blocks.Table(
 
 def test_markdown():
     assert markdown_latex.markdown(TABLE).splitlines() == [
-        "**50 % & more**", "", r"| method\_a | value |", "| --- | ---: |", r"| a\|b | **1.5 ± 0.2 %** |",
-        r"| c\<d | - |", "", r"x\_1",
-    ]  # fmt: skip
+        "**50 % & more**",
+        "",
+        r"| method\_a | value |",
+        "| --- | ---: |",
+        r"| a\|b | **1.5 ± 0.2 %** |",
+        r"| c\<d | - |",
+        "",
+        r"x\_1",
+    ]
 
 
 def test_latex():

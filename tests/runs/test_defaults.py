@@ -45,9 +45,14 @@ def test_values_of_the_papers():
 
 
 def test_what_is_said_wins_and_the_rest_is_told_with_its_source(caplog):
-    config = check_spec({
-        "algorithm": "pfedmt", "data": "mnist", "model": "cnn-mnist", "set": {"team_pull": 0.5},
-    })  # fmt: skip
+    config = check_spec(
+        {
+            "algorithm": "pfedmt",
+            "data": "mnist",
+            "model": "cnn-mnist",
+            "set": {"team_pull": 0.5},
+        }
+    )
     with caplog.at_level("INFO", "polytier"):
         method: Any = method_of(config)
     assert (method.team_pull, method.device_pull, method.device_lr) == (0.5, 3.0, 0.01)

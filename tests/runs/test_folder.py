@@ -74,9 +74,16 @@ def test_a_new_device_adapts_alike_before_and_after_loading(run, folder, federat
 def test_the_folder_holds_what_is_promised(run, folder):
     names = {p.name for p in folder.iterdir()}
     assert names == {
-        "config.toml", "metrics.jsonl", "summary.json", "devices.csv", "topology.json", "traffic.csv",
-        "models", "checkpoints", "state.json",
-    }  # fmt: skip
+        "config.toml",
+        "metrics.jsonl",
+        "summary.json",
+        "devices.csv",
+        "topology.json",
+        "traffic.csv",
+        "models",
+        "checkpoints",
+        "state.json",
+    }
     with safe_open(folder / "models" / "team.safetensors", "pt") as file:
         assert json.loads(file.metadata()["ids"]) == [0, 1]
         assert file.get_tensor("head.weight").shape == (2, 10, 64)

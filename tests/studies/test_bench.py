@@ -18,12 +18,18 @@ from polytier.studies.bench_works import ALPHA, CLASSES, WORKS, HandWritten, Ker
 
 TINY = {
     name: replace(
-        work, inputs=(1, 4, 4) if len(work.inputs) > 1 else (12,), devices=4, batch=8, batches=2, steps=3,
-        teams=min(work.teams, 2), team_rounds=min(work.team_rounds, 2),
+        work,
+        inputs=(1, 4, 4) if len(work.inputs) > 1 else (12,),
+        devices=4,
+        batch=8,
+        batches=2,
+        steps=3,
+        teams=min(work.teams, 2),
+        team_rounds=min(work.team_rounds, 2),
         model={"dnn:100": "dnn:7", "dnn:500x200": "dnn:7x5"}.get(work.model, work.model),
     )
     for name, work in WORKS.items()
-}  # fmt: skip
+}
 
 
 def global_models(work: Work, rounds: int) -> dict[str, torch.Tensor]:
@@ -70,9 +76,7 @@ def test_works_are_those_of_the_docs():
     steps = {name: work.device_steps for name, work in WORKS.items()}
     assert steps == {"common": 800, "synthetic": 2000, "dnn": 800, "wide": 400, "permfl": 8000, "cnn": 80}
     sizes = {name: sum(p.numel() for p in work.module().parameters()) for name, work in WORKS.items()}
-    assert sizes == {
-        "common": 7850, "synthetic": 610, "dnn": 79510, "wide": 494710, "permfl": 7850, "cnn": 421642
-    }  # fmt: skip
+    assert sizes == {"common": 7850, "synthetic": 610, "dnn": 79510, "wide": 494710, "permfl": 7850, "cnn": 421642}
 
 
 def test_peers_get_the_common_work():

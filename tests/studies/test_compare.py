@@ -126,8 +126,10 @@ def test_who_cannot_and_who_diverges_stop_nobody(here, tmp_path):
     args = ("cobo,sfedhp,local", *SMALL, "--teams", 0, "--seeds", 1, *fields, "--out", "out")
     result = call("compare", *args)
     assert {r["method"]: r["state"] for r in found()["records"]} == {
-        "cobo": "not applicable", "sfedhp": "diverged", "local": "done",
-    }  # fmt: skip
+        "cobo": "not applicable",
+        "sfedhp": "diverged",
+        "local": "done",
+    }
     assert "needs a tree with teams" in found()["records"][0]["reason"]
     assert "cobo, seed 0: not applicable: clients" in result.stdout
     assert "no longer finite" in result.stdout

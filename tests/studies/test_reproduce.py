@@ -138,15 +138,20 @@ def small_paper(monkeypatch, tmp_path):
     curve = Curve("FedAvg", (good,), by_round("global"))
     module.items = lambda scale: [  # type: ignore[attr-defined]
         Item(
-            "table1", "Two data sets", ("method", "data"),
-            [Row(("FedAvg", name), (run,), accuracy("global"), 12.5, 0.5) for name, run in
-             (("digits", good), ("MNIST", absent))],
+            "table1",
+            "Two data sets",
+            ("method", "data"),
+            [
+                Row(("FedAvg", name), (run,), accuracy("global"), 12.5, 0.5)
+                for name, run in (("digits", good), ("MNIST", absent))
+            ],
             [Chart("digits", "round", "test accuracy (%)", [curve])],
             claims=[Claim("it is not perfect", (good,), lambda f: (last(curve.read, f[0])[0] < 100, "below 100"))],
-            reduced="few rounds" if scale == "quick" else "", notes=["As it stands."],
+            reduced="few rounds" if scale == "quick" else "",
+            notes=["As it stands."],
         ),
         Item("figure2", "Who listens to whom", matrices=[Matrix("CoBo", learned)], reduced="few rounds"),
-    ]  # fmt: skip
+    ]
     monkeypatch.setitem(sys.modules, "polytier.papers.tiny", module)
     monkeypatch.setitem(papers.PAPERS, "tiny", "A small paper")
     return tmp_path

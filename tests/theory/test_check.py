@@ -90,8 +90,10 @@ def test_curvature_of_quadratics_is_that_of_their_matrices():
         found = curvature(t.context)
     values = np.linalg.eigvalsh(data.x.numpy()) + 0.5
     assert (found.mu, found.smoothness, found.kind) == (
-        pytest.approx(values.min()), pytest.approx(values.max()), "exact",
-    )  # fmt: skip
+        pytest.approx(values.min()),
+        pytest.approx(values.max()),
+        "exact",
+    )
 
 
 def test_power_iteration_finds_both_ends_of_a_hessian():
@@ -164,9 +166,22 @@ def test_sfedhp_theorems_by_hand():
     from polytier.theory import sfedhp
 
     known = {
-        "eta1": 0.01, "eta2": 0.1, "beta": 2.0, "R": 5, "lam1": 3.0, "lam2": 4.0, "gamma1": 0.01, "gamma2": 0.02,
-        "rho": 0.01, "T": 10, "mu": 1.0, "L": 2.0, "delta": 0.1, "Delta0": 3.0, "sigma_F1": 0.5,
-    }  # fmt: skip
+        "eta1": 0.01,
+        "eta2": 0.1,
+        "beta": 2.0,
+        "R": 5,
+        "lam1": 3.0,
+        "lam2": 4.0,
+        "gamma1": 0.01,
+        "gamma2": 0.02,
+        "rho": 0.01,
+        "T": 10,
+        "mu": 1.0,
+        "L": 2.0,
+        "delta": 0.1,
+        "Delta0": 3.0,
+        "sigma_F1": 0.5,
+    }
     L_F, mu_F, eta, bar = 4 + 2.0, 12 / 19, 0.1, 12 / 7
     convex = sfedhp.conditions(known)
     assert convex[0].value == pytest.approx(eta)
@@ -354,10 +369,19 @@ def test_a_run_that_will_diverge_is_warned_of_and_does(tmp_path):
 
 def test_a_broken_bound_is_a_maybe(tmp_path):
     # a bound broken with |m| <= 1; no curvature known
-    for k, (more, told) in enumerate({
-        ("--set", "server_lr=0.9", "--set", "team_pull=3"): "server_lr * team_pull = 2.7 >= 2 (though |m| <= 1",
-        ("--model", "dnn:8", "--set", "device_lr=1", "--set", "device_pull=3"): "device_lr * (device_pull) = 3 >= 2",
-    }.items()):  # fmt: skip
+    for k, (more, told) in enumerate(
+        {
+            ("--set", "server_lr=0.9", "--set", "team_pull=3"): "server_lr * team_pull = 2.7 >= 2 (though |m| <= 1",
+            (
+                "--model",
+                "dnn:8",
+                "--set",
+                "device_lr=1",
+                "--set",
+                "device_pull=3",
+            ): "device_lr * (device_pull) = 3 >= 2",
+        }.items()
+    ):
         result = call("run", *DIGITS, *more, "--rounds", 1, "--out", tmp_path / str(k), "--quiet")
         lines = [line for line in result.stderr.splitlines() if line.startswith(f"{MAY}: ")]
         assert len(lines) == 1
@@ -368,8 +392,9 @@ def test_check_prints_tables():
     out = call("check", *DIGITS, "--l2", 0.1).output
     for text in ("Theorem 1", "BROKEN", "holds", "not checked: Gamma5, Gamma4 not given", "as printed; false", "(62)"):
         assert text in out
-    out = call("check", *DIGITS, "--l2", 0.1, "--given", "Gamma4=1", "--given", "Gamma5=0.1", "--measure",
-               "--rounds", 3).output  # fmt: skip
+    out = call(
+        "check", *DIGITS, "--l2", 0.1, "--given", "Gamma4=1", "--given", "Gamma5=0.1", "--measure", "--rounds", 3
+    ).output
     assert "not checked: Gamma1, Gamma3 not given" in out
     assert "measured: |x^{t+1} - x^t|" in out
     assert "measured: training loss of the global model" in out

@@ -330,8 +330,14 @@ def test_a_schedule_by_hand(tmp_path):
 def test_a_run_keeps_to_a_schedule(tmp_path):
     (tmp_path / "s.csv").write_text("3,2,\n0,1,2\n")
     federation = build_federation(devices=4, teams=2)  # the tree has the devices in another order
-    run = train(HierFedAvg(0.1, 1, team_rounds=1), federation, "mclr", rounds=2, absent="skip",
-                device_participation=f"schedule:{tmp_path / 's.csv'}")  # fmt: skip
+    run = train(
+        HierFedAvg(0.1, 1, team_rounds=1),
+        federation,
+        "mclr",
+        rounds=2,
+        absent="skip",
+        device_participation=f"schedule:{tmp_path / 's.csv'}",
+    )
     assert [record["participants"]["device"] for record in run.history] == [3, 3]
     with pytest.raises(ValueError, match="names '3'"):
         train(HierFedAvg(), federation, "mclr", team_participation=Participation(schedule=[(3, 1, 2)]))

@@ -101,12 +101,15 @@ def fields_table(algorithm: type) -> Any:
     spread = {"tier": "; or by tier", "node": "; or by tier, or one a node"}
     rows = [
         (
-            field.name, field.metadata["letter"], str(field.default), field.metadata["meaning"],
+            field.name,
+            field.metadata["letter"],
+            str(field.default),
+            field.metadata["meaning"],
             describe_range(field.metadata) + spread.get(field.metadata["per"], ""),
         )
         for field in dataclasses.fields(algorithm)
         if field.metadata
-    ]  # fmt: skip
+    ]
     return table(("field", "letter", "default", "meaning", "range"), rows)
 
 
@@ -116,12 +119,15 @@ def print_defaults(console: Console, algorithm: str) -> None:
 
     rows = [
         (
-            ", ".join(row.data), ", ".join(row.models), "" if row.steps is None else f"{row.steps}",
-            ", ".join(f"{name} = {value}" for name, value in row.fields.items()), row.source,
+            ", ".join(row.data),
+            ", ".join(row.models),
+            "" if row.steps is None else f"{row.steps}",
+            ", ".join(f"{name} = {value}" for name, value in row.fields.items()),
+            row.source,
         )
         for row in TABLE
         if algorithm in row.algorithms
-    ]  # fmt: skip
+    ]
     if rows:
         line(console, "\nWhere nothing is set, on these data and models", style="bold")
         console.print(table(("data", "model", "compare --steps", "fields", "source"), rows))

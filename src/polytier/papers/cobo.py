@@ -11,23 +11,38 @@ from polytier.papers.plan import Chart, Claim, Curve, Item, Matrix, PlannedRun, 
 from polytier.papers.readings import accuracy, by_round
 
 NAMES = {
-    "local": "Local", "fedavg": "FedAvg", "fedavg-ft": "Fine-tuning FedAvg", "ditto": "Ditto", "ifca": "IFCA",
-    "fc": "FC", "cobo": "CoBo", "oracle": "Oracle",
-}  # fmt: skip
+    "local": "Local",
+    "fedavg": "FedAvg",
+    "fedavg-ft": "Fine-tuning FedAvg",
+    "ditto": "Ditto",
+    "ifca": "IFCA",
+    "fc": "FC",
+    "cobo": "CoBo",
+    "oracle": "Oracle",
+}
 SILO, DEVICE = "8 clients", "80 clients"
 # Table 2: accuracy %, its deviation, loss, and the share of clients with a higher accuracy than alone, %
 TABLE_2 = {
     SILO: {
-        "local": (64.9, 0.1, 1.67, None), "fedavg": (18.8, 0.1, 2.66, 0), "fedavg-ft": (70.2, 0.2, 1.77, 0),
-        "ditto": (73.5, 0.3, 1.55, 100), "ifca": (18.6, 0.1, 2.75, 0), "fc": (55.1, 0.4, 1.79, 0),
-        "cobo": (74.6, 0.2, 1.08, 100), "oracle": (75.4, 0.2, 1.07, 100),
+        "local": (64.9, 0.1, 1.67, None),
+        "fedavg": (18.8, 0.1, 2.66, 0),
+        "fedavg-ft": (70.2, 0.2, 1.77, 0),
+        "ditto": (73.5, 0.3, 1.55, 100),
+        "ifca": (18.6, 0.1, 2.75, 0),
+        "fc": (55.1, 0.4, 1.79, 0),
+        "cobo": (74.6, 0.2, 1.08, 100),
+        "oracle": (75.4, 0.2, 1.07, 100),
     },
     DEVICE: {
-        "local": (54.9, 0.1, 1.40, None), "fedavg": (53.9, 0.1, 1.79, 29), "fedavg-ft": (58.9, 0.1, 1.88, 94),
-        "ditto": (70.3, 0.1, 1.21, 100), "ifca": (45.6, 0.8, 2.15, 4), "cobo": (79.6, 0.4, 0.97, 100),
+        "local": (54.9, 0.1, 1.40, None),
+        "fedavg": (53.9, 0.1, 1.79, 29),
+        "fedavg-ft": (58.9, 0.1, 1.88, 94),
+        "ditto": (70.3, 0.1, 1.21, 100),
+        "ifca": (45.6, 0.8, 2.15, 4),
+        "cobo": (79.6, 0.4, 0.97, 100),
         "oracle": (83.6, 0.3, 0.70, 100),
     },
-}  # fmt: skip
+}
 # Table 1: accuracy %, loss
 TABLE_1 = {
     "constant": ("Constant (1/n)", 73.05, 1.104),
@@ -86,26 +101,48 @@ SCALES = {
             SILO: Experiment("cifar-100", "resnet9", "clusters-permuted:{}", 2, 128, 40_000, 100, PAPERS_STEP),
             DEVICE: Experiment("cifar-100", "resnet9", DISJOINT + "10", 2, 128, 20_000, 100, PAPERS_STEP),
         },
-        seeds=3, tune_steps=100, reach=60, factors=((0.25, 0.5, 0.75, 1), (2, 4, 8), (2, 4, 8)),
+        seeds=3,
+        tune_steps=100,
+        reach=60,
+        factors=((0.25, 0.5, 0.75, 1), (2, 4, 8), (2, 4, 8)),
     ),
     "quick": Scale(
         {
             SILO: Experiment(
-                "digits", "dnn:32", "clusters-permuted:{}", 80, 32, 2_000, 100,
-                {"constant": 0.01, "inverse": 1.0, "mixed": 1.0, "all": 0.002}, lr=0.1,
+                "digits",
+                "dnn:32",
+                "clusters-permuted:{}",
+                80,
+                32,
+                2_000,
+                100,
+                {"constant": 0.01, "inverse": 1.0, "mixed": 1.0, "all": 0.002},
+                lr=0.1,
             ),
             DEVICE: Experiment(
-                "cifar-100:coarse=true", "mclr", DISJOINT + "2", 2, 32, 300, 25, {"constant": 0.05}, pull=0.5, lr=0.005,
+                "cifar-100:coarse=true",
+                "mclr",
+                DISJOINT + "2",
+                2,
+                32,
+                300,
+                25,
+                {"constant": 0.05},
+                pull=0.5,
+                lr=0.005,
             ),
         },
-        seeds=1, tune_steps=50, reach=85, factors=((0.5, 1), (2, 4, 8), (2, 4)),
+        seeds=1,
+        tune_steps=50,
+        reach=85,
+        factors=((0.5, 1), (2, 4, 8), (2, 4)),
         reduced="1 seed instead of 3; 8 clients: digits (8x8 pixels, 10 classes) in place of CIFAR-100, a 64-32-10 "
         "network in place of ResNet-9, 2,000 iterations instead of 40,000, steps of 0.1 for all methods; 80 clients: "
         "CIFAR-100's 20 coarse classes, two a cluster, logistic regression on pixels in place of ResNet-9, 300 "
         "iterations instead of 20,000, steps of 0.005 for all methods, rho = 0.5, gamma = 0.05",
         differs="other data and another net",
     ),
-}  # fmt: skip
+}
 
 READING = (
     "An iteration is a round in which every client takes one mini-batch step. The paper gives the step sizes (Ditto "
@@ -122,8 +159,16 @@ SAMPLED = (
 
 def items(scale: str) -> list[Item]:
     plan = Plan(SCALES[scale])
-    return [*plan.table_1(), plan.figure_2a(), plan.figure_2b(), plan.iterations(), plan.figure_3(), *plan.table_2(),
-            plan.figure_5(), plan.figure_6()]  # fmt: skip
+    return [
+        *plan.table_1(),
+        plan.figure_2a(),
+        plan.figure_2b(),
+        plan.iterations(),
+        plan.figure_3(),
+        *plan.table_2(),
+        plan.figure_5(),
+        plan.figure_6(),
+    ]
 
 
 @dataclass(frozen=True)
@@ -139,10 +184,16 @@ class Plan:
         """Settings with a `share` of the training samples; the other samples are for testing."""
         at = self.size.experiments[where]
         return {
-            "data": at.data, "model": at.model, "batch_size": at.batch_size, "teams": 0, "devices": clients,
-            "partition": at.partition.format(clusters), "rounds": at.rounds, "eval_every": at.eval_every,
+            "data": at.data,
+            "model": at.model,
+            "batch_size": at.batch_size,
+            "teams": 0,
+            "devices": clients,
+            "partition": at.partition.format(clusters),
+            "rounds": at.rounds,
+            "eval_every": at.eval_every,
             "split": f"{9 * share:g}:{share:g}:{at.test + 10 * (1 - share):g}",
-        }  # fmt: skip
+        }
 
     def run(self, where: str, method: str) -> PlannedRun:
         """The run of a row of Table 2."""
@@ -168,11 +219,15 @@ class Plan:
             "ifca": {**average, "num_clusters": 4 if where == SILO else 10},
             "fc": {"device_lr": lr, "momentum": 0.9, "nearest": 0},  # 0: the true sizes
             "cobo": {
-                "device_lr": lr, "device_pull": at.pull, "weight_lr": at.weight_lr[sampling], "domain": "box",
-                "sampling": sampling, "constant_rounds": at.rounds // 500,  # 0.2 %
+                "device_lr": lr,
+                "device_pull": at.pull,
+                "weight_lr": at.weight_lr[sampling],
+                "domain": "box",
+                "sampling": sampling,
+                "constant_rounds": at.rounds // 500,  # 0.2 %
             },
             "oracle": average,
-        }[method]  # fmt: skip
+        }[method]
 
     def sampled(self, rule: str) -> PlannedRun:
         """The run of a row of Table 1."""
@@ -236,13 +291,35 @@ class Plan:
             "clients its loss is higher too and it improves 94 %."
         )
         return [
-            self.item("table2", f"{title}: accuracy", LATER, SAMPLED, columns=columns, rows=found["accuracy"],
-                      claims=[self.ahead(SILO), self.near_oracle(SILO), self.ahead(DEVICE)]),
-            self.item("table2-loss", f"{title}: loss", LATER, SAMPLED, columns=columns, rows=found["loss"],
-                      unit="loss", margin=0.1),
-            self.item("table2-improved", f"{title}: clients better off than alone", LATER, counted, columns=columns,
-                      rows=found["improved"], margin=10),
-        ]  # fmt: skip
+            self.item(
+                "table2",
+                f"{title}: accuracy",
+                LATER,
+                SAMPLED,
+                columns=columns,
+                rows=found["accuracy"],
+                claims=[self.ahead(SILO), self.near_oracle(SILO), self.ahead(DEVICE)],
+            ),
+            self.item(
+                "table2-loss",
+                f"{title}: loss",
+                LATER,
+                SAMPLED,
+                columns=columns,
+                rows=found["loss"],
+                unit="loss",
+                margin=0.1,
+            ),
+            self.item(
+                "table2-improved",
+                f"{title}: clients better off than alone",
+                LATER,
+                counted,
+                columns=columns,
+                rows=found["improved"],
+                margin=10,
+            ),
+        ]
 
     def ahead(self, where: str) -> Claim:
         text = f"{where}: CoBo is ahead of all others but the Oracle"
@@ -272,18 +349,23 @@ class Plan:
         claims = [
             Claim("More data give a higher accuracy", tuple(more), read.rising(shares)),
             Claim("The number of clusters hardly matters: within 3 points", tuple(parted), read.level(clusters, 3)),
-            Claim("Nor does their size, although clients have less data each: within 5 points", tuple(crowded),
-                  read.level(members, 5)),
-        ]  # fmt: skip
+            Claim(
+                "Nor does their size, although clients have less data each: within 5 points",
+                tuple(crowded),
+                read.level(members, 5),
+            ),
+        ]
         values = (
             "The values of the paper's axes are not in its text. What a share leaves out is added to the test data."
         )
-        return self.item("figure2a", "CoBo with less data, more clusters, larger clusters", values, charts=charts,
-                         claims=claims)  # fmt: skip
+        return self.item(
+            "figure2a", "CoBo with less data, more clusters, larger clusters", values, charts=charts, claims=claims
+        )
 
     def figure_2b(self) -> Item:
-        return self.item("figure2b", "Accuracy by iteration, 8 clients", charts=[self.curves(SILO)],
-                         claims=[self.near_oracle(SILO)])  # fmt: skip
+        return self.item(
+            "figure2b", "Accuracy by iteration, 8 clients", charts=[self.curves(SILO)], claims=[self.near_oracle(SILO)]
+        )
 
     def iterations(self) -> Item:
         reach, runs = self.size.reach, self.runs(SILO)
@@ -292,8 +374,15 @@ class Plan:
             for method, paper in (("cobo", 4500), ("ditto", None))
         ]
         claims = [Claim("CoBo is 30 % faster than Ditto", (runs["cobo"], runs["ditto"]), read.faster(reach, 0.7))]
-        return self.item("iterations", f"Iterations until {reach:g} %, 8 clients (Section 4.1)", columns=("method",),
-                         rows=rows, claims=claims, unit="iterations", margin=500)  # fmt: skip
+        return self.item(
+            "iterations",
+            f"Iterations until {reach:g} %, 8 clients (Section 4.1)",
+            columns=("method",),
+            rows=rows,
+            claims=claims,
+            unit="iterations",
+            margin=500,
+        )
 
     def figure_3(self) -> Item:
         runs = self.runs(SILO)
@@ -314,8 +403,9 @@ class Plan:
         return self.item("figure5", "Who listens to whom, 80 clients", matrices=[Matrix("CoBo", run)], claims=claims)
 
     def figure_6(self) -> Item:
-        return self.item("figure6", "Accuracy by iteration, 80 clients", charts=[self.curves(DEVICE)],
-                         claims=[self.ahead(DEVICE)])  # fmt: skip
+        return self.item(
+            "figure6", "Accuracy by iteration, 80 clients", charts=[self.curves(DEVICE)], claims=[self.ahead(DEVICE)]
+        )
 
     def curves(self, where: str) -> Chart:
         lines = [

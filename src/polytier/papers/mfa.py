@@ -87,17 +87,44 @@ class Scale:
 
 SCALES = {
     "full": Scale(
-        10, 10, 1000, 250, 200, 6, 1, 84,
-        {"E = 1": (2, 3, 4, 6, 8, 12), "E = 5": (2, 3, 4, 6, 8, 12), "E = 10": (2, 3, 4, 6, 8, 12),
-         "synthetic": (2, 4, 5, 10, 20), "synthetic-partial": (2, 4, 8, 16),
-         "celeba": (2, 3, 4, 6, 8, 12), "celeba-partial": (2, 3, 4, 6, 8, 12)},
+        10,
+        10,
+        1000,
+        250,
+        200,
+        6,
+        1,
+        84,
+        {
+            "E = 1": (2, 3, 4, 6, 8, 12),
+            "E = 5": (2, 3, 4, 6, 8, 12),
+            "E = 10": (2, 3, 4, 6, 8, 12),
+            "synthetic": (2, 4, 5, 10, 20),
+            "synthetic-partial": (2, 4, 8, 16),
+            "celeba": (2, 3, 4, 6, 8, 12),
+            "celeba-partial": (2, 3, 4, 6, 8, 12),
+        },
     ),
     "quick": Scale(
-        1, 2, 300, 100, 100, 3, 5, 32,
-        {"E = 1": (2, 12), "E = 5": (2, 4, 12), "E = 10": (2, 12), "synthetic": (2, 10), "synthetic-partial": (2, 8),
-         "celeba": (2, 8), "celeba-partial": (2, 8)},
+        1,
+        2,
+        300,
+        100,
+        100,
+        3,
+        5,
+        32,
+        {
+            "E = 1": (2, 12),
+            "E = 5": (2, 4, 12),
+            "E = 10": (2, 12),
+            "synthetic": (2, 10),
+            "synthetic-partial": (2, 8),
+            "celeba": (2, 8),
+            "celeba-partial": (2, 8),
+        },
     ),
-}  # fmt: skip
+}
 
 
 def items(scale: str) -> list[Item]:
@@ -124,9 +151,14 @@ def convex(size: Scale, method: str, steps: int, step: str = "constant", models:
     """A run on the tridiagonal problem, which is the same for all models; one model alone is trained by FedAvg."""
     fields = {"device_lr": STEPS[step], "device_steps": steps, "weights": "uniform"}
     settings: dict[str, Any] = {
-        "algorithm": method, "data": "tridiagonal", "model": "quadratic", "dtype": "float64", "devices": 24,
-        "teams": 0, "batch_size": 1,
-    }  # fmt: skip
+        "algorithm": method,
+        "data": "tridiagonal",
+        "model": "quadratic",
+        "dtype": "float64",
+        "devices": 24,
+        "teams": 0,
+        "batch_size": 1,
+    }
     if models == 1:
         settings |= {"rounds": size.single, "eval_every": size.single, "set": fields}
         return PlannedRun(f"fedavg-tridiagonal-e{steps}", settings, size.seeds)
@@ -160,7 +192,7 @@ def comparison(number: int, size: Scale, models: int, step: str, quick: bool) ->
             "The paper looks at one of the M models and repeats; here all M are trained, and as they are the same "
             "problem, the spread is that between them. How often it repeats is not said.",
         ),
-    )  # fmt: skip
+    )
 
 
 def convex_gain(size: Scale, quick: bool) -> Item:
@@ -174,14 +206,19 @@ def convex_gain(size: Scale, quick: bool) -> Item:
             claims.append(Claim(f"E = {steps}: the gain of {name} grows with M", runs, read.growing("train")))
         charts.append(Chart(f"E = {steps}", "M", "gain", curves))
     return Item(
-        "figure5", "Gain against M, strongly convex, constant step 0.1", charts=charts, claims=claims,
+        "figure5",
+        "Gain against M, strongly convex, constant step 0.1",
+        charts=charts,
+        claims=claims,
         reduced=f"T_1 = {size.single} rounds instead of 250, fewer M, every {size.every}th round is judged, 1 seed "
-        "instead of 10" if quick else "",
+        "instead of 10"
+        if quick
+        else "",
         notes=(
             f"The paper does not say up to which accuracy: the training loss of {size.single} rounds of FedAvg alone. "
             "Only the first device has b != 0, so early on a gain tells how often that one is reached, whatever E is.",
         ),
-    )  # fmt: skip
+    )
 
 
 # -- data-driven (Section 7) --------------------------------------------------------------------------
@@ -234,11 +271,18 @@ def driven_gain(figure: str, size: Scale, quick: bool) -> Item:
     part = "full" if figure == "figure6" else "partial"
     shorter = f"T_1 = {size.longest} rounds instead of 200, " if figure == "figure7" else ""
     return Item(
-        figure, f"Gain against M with {part} participation, and what FedAvg alone reaches by round T_1",
-        ("data", "split"), rows, charts, claims=claims, notes=(SILENT, FACES),
+        figure,
+        f"Gain against M with {part} participation, and what FedAvg alone reaches by round T_1",
+        ("data", "split"),
+        rows,
+        charts,
+        claims=claims,
+        notes=(SILENT, FACES),
         reduced=f"{shorter}fewer M, every {size.every}th round is judged, 1 seed instead of 10, smaller images of "
-        "CelebA" if quick else "",
-    )  # fmt: skip
+        "CelebA"
+        if quick
+        else "",
+    )
 
 
 def claim_of(figure: str, what: str, runs: tuple[PlannedRun, ...], split: str) -> Claim:

@@ -12,32 +12,48 @@ from polytier.papers.plan import Chart, Claim, Curve, Item, PlannedRun, Row
 from polytier.papers.readings import by_round, pooled
 
 SOURCES = {
-    "MNIST": "mnist:low=-1", "FMNIST": "fashion-mnist:low=-1", "EMNIST-10": "emnist-digits:low=-1",
-    "FEMNIST": "emnist-byclass:low=-1", "CIFAR-100": "cifar-100:low=-1",
+    "MNIST": "mnist:low=-1",
+    "FMNIST": "fashion-mnist:low=-1",
+    "EMNIST-10": "emnist-digits:low=-1",
+    "FEMNIST": "emnist-byclass:low=-1",
+    "CIFAR-100": "cifar-100:low=-1",
     "Synthetic": "synthetic:min_samples=250,max_samples=25810",
-}  # fmt: skip
+}
 NETWORKS = {"MNIST": "cnn-mnist", "FMNIST": "cnn-fmnist", "EMNIST-10": "cnn-mnist", "Synthetic": "dnn:20"}
 DEVICES = {"FEMNIST": 3500, "CIFAR-100": 350}  # Table 3
 QUICK_DEVICES = {"FEMNIST": 70, "CIFAR-100": 20}
 KINDS = {"PM": "personal", "GM": "global"}
 NAMES = {
-    "fedavg": "FedAvg", "per-fedavg": "Per-FedAvg", "pfedme": "pFedMe", "pfedbayes": "pFedBayes", "ditto": "Ditto",
-    "hier-fedavg": "h-SGD", "al2gd": "AL2GD", "demlearn": "DemLearn", "permfl": "PerMFL",
-}  # fmt: skip
+    "fedavg": "FedAvg",
+    "per-fedavg": "Per-FedAvg",
+    "pfedme": "pFedMe",
+    "pfedbayes": "pFedBayes",
+    "ditto": "Ditto",
+    "hier-fedavg": "h-SGD",
+    "al2gd": "AL2GD",
+    "demlearn": "DemLearn",
+    "permfl": "PerMFL",
+}
 
 STEP = {"device_lr": 0.01, "device_steps": 20}
 FIELDS: dict[str, dict[str, Any]] = {
     "permfl": {**STEP, "team_lr": 0.03, "server_lr": 0.99, "device_pull": 5.0, "team_pull": 5.0, "team_rounds": 10},
     "fedavg": STEP,
     "per-fedavg": {**STEP, "inner_lr": 0.01},
-    "pfedme": {"device_lr": 0.01, "local_lr": 0.01, "server_lr": 0.5, "device_pull": 15.0, "device_steps": 5,
-               "local_rounds": 20},
+    "pfedme": {
+        "device_lr": 0.01,
+        "local_lr": 0.01,
+        "server_lr": 0.5,
+        "device_pull": 15.0,
+        "device_steps": 5,
+        "local_rounds": 20,
+    },
     "pfedbayes": {**STEP, "global_lr": 0.01, "zeta": 1.0},
     "ditto": {**STEP, "personal_lr": 0.01, "personal_steps": 20, "device_pull": 1.0},
     "hier-fedavg": {**STEP, "team_rounds": 10},
     "al2gd": {"device_lr": 0.01, "device_pull": 1.0, "server_pull": 1.0, "p_team": 0.1, "p_server": 0.1, "steps": 20},
     "demlearn": {**STEP, "device_pull": 0.002, "levels": 4},
-}  # fmt: skip
+}
 STATED = {"server_lr": 0.6, "device_pull": 0.5, "team_pull": 1.5}  # of Table 2; the paper gives none for Table 1
 RIVALS = {  # the methods that the text compares PerMFL's models with
     "PM": ("per-fedavg", "pfedme", "pfedbayes", "al2gd", "demlearn"),
@@ -45,13 +61,23 @@ RIVALS = {  # the methods that the text compares PerMFL's models with
 }
 ROUNDS = {"fedavg": 100, "per-fedavg": 100, "pfedme": 100}  # their figures are those of pFedMT's Table 1
 USUAL = {
-    "devices": 40, "teams": 4, "partition": "labels:2", "team_formation": "random", "team_participation": 1.0,
+    "devices": 40,
+    "teams": 4,
+    "partition": "labels:2",
+    "team_formation": "random",
+    "team_participation": 1.0,
     "device_participation": 1.0,
-}  # fmt: skip
+}
 LETTERS = {  # of the settings that are varied, for names of runs
-    "server_lr": "beta", "team_pull": "gamma", "device_pull": "lambda", "team_rounds": "K", "teams": "teams",
-    "team_participation": "share of teams", "device_participation": "share of devices", "team_formation": "formed",
-}  # fmt: skip
+    "server_lr": "beta",
+    "team_pull": "gamma",
+    "device_pull": "lambda",
+    "team_rounds": "K",
+    "teams": "teams",
+    "team_participation": "share of teams",
+    "device_participation": "share of devices",
+    "team_formation": "formed",
+}
 
 CODE = "mini-batches of 124 and pixels from -1 to 1 are of the authors' code; MCLR's l2 is not given: 0.001 here."
 DEFAULTS = (
@@ -70,10 +96,13 @@ NET = "a 784-32-10 network in place of the CNNs"
 def items(scale: str) -> list[Item]:
     quick = scale == "quick"
     return [
-        table1(quick), table2(quick), table3(quick), convergence(quick, "figure2", ["FMNIST"]),
+        table1(quick),
+        table2(quick),
+        table3(quick),
+        convergence(quick, "figure2", ["FMNIST"]),
         *(study_item(quick, study) for study in STUDIES),
         convergence(quick, "figures61-63", ["EMNIST-10", "MNIST", "Synthetic"]),
-    ]  # fmt: skip
+    ]
 
 
 def make(quick: bool, method: str, data: str, model: str, **changes: Any) -> PlannedRun:
@@ -85,11 +114,18 @@ def make(quick: bool, method: str, data: str, model: str, **changes: Any) -> Pla
         fields["server_lr"] = 0.4
     rounds = quick_rounds(data, model, bool(changes)) if quick else ROUNDS.get(method, 400)
     settings = {
-        "algorithm": method, "data": SOURCES[data], "model": model_of(quick, data, model), "split": "27:3:10",
-        "l2": 0.001 if model == "MCLR" else 0.0, "rounds": rounds, "batch_size": 32 if quick else 124,
+        "algorithm": method,
+        "data": SOURCES[data],
+        "model": model_of(quick, data, model),
+        "split": "27:3:10",
+        "l2": 0.001 if model == "MCLR" else 0.0,
+        "rounds": rounds,
+        "batch_size": 32 if quick else 124,
         "eval_every": rounds // (5 if quick else 40) or 1,
-        **USUAL, **{k: v for k, v in changes.items() if k in USUAL}, "set": fields,
-    }  # fmt: skip
+        **USUAL,
+        **{k: v for k, v in changes.items() if k in USUAL},
+        "set": fields,
+    }
     if data == "Synthetic":
         del settings["partition"]  # synthetic data come by device
     words = [f"{LETTERS[k]}-{v}".replace(" ", "-") for k, v in changes.items() if k in LETTERS]
@@ -137,15 +173,21 @@ def table1(quick: bool) -> Item:
                 run = make(quick, method, data, model)
                 rows.append(Row(labels, (run,), pooled(KINDS[kind]), value, deviation, why))
     return Item(
-        "table1", "PerMFL beside other methods", ("data", "model", "method"), rows,
+        "table1",
+        "PerMFL beside other methods",
+        ("data", "model", "method"),
+        rows,
         claims=[
             best(quick, data, model, kind, rivals)
-            for kind, rivals in RIVALS.items() for model in TABLE1 for data in DATA
+            for kind, rivals in RIVALS.items()
+            for model in TABLE1
+            for data in DATA
             if max(found := printed(data, model, kind, ("permfl", *rivals)), key=lambda m: found[m]) == "permfl"
         ],
         reduced=reduced(quick, f"{LONG} instead of 400 (FedAvg, Per-FedAvg, pFedMe: of 100)", NET),
         notes=(
-            DEFAULTS, "40 devices with 2 labels each in 4 random teams, of which all take part. " + JUDGED,
+            DEFAULTS,
+            "40 devices with 2 labels each in 4 random teams, of which all take part. " + JUDGED,
             "The figures of FedAvg, Per-FedAvg and pFedMe on MNIST and synthetic data are, but for one, those of "
             "pFedMT's Table 1 after 100 rounds: they have 100 rounds here, and its lambda = 15, beta = 0.5 (CNN: 0.4).",
             "What the others have is not stated. Here steps are 0.01 and 20 a round; Per-FedAvg: inner step 0.01; "
@@ -155,7 +197,7 @@ def table1(quick: bool) -> Item:
             "FMNIST, where the table has FedAvg ahead; claims here are those that the table bears out.",
             "Networks are those of the authors' code; for synthetic data 60-20-10, in the paper two hidden layers.",
         ),
-    )  # fmt: skip
+    )
 
 
 def printed(data: str, model: str, kind: str, methods: Sequence[str]) -> dict[str, float]:
@@ -181,32 +223,40 @@ def table2(quick: bool) -> Item:
 
     rows = [
         Row(
-            (f"{form} case", place[0], model_name(*place), f"PerMFL ({kind})"), (formed(form, place),),
-            pooled(KINDS[kind]), figures[columns.index(place)],
+            (f"{form} case", place[0], model_name(*place), f"PerMFL ({kind})"),
+            (formed(form, place),),
+            pooled(KINDS[kind]),
+            figures[columns.index(place)],
         )
         for (form, kind), figures in TABLE2.items()
         for place in places
-    ]  # fmt: skip
+    ]
     claims = [
         alike(
             f"{place[0]}, {model_name(*place)}: personal models hardly depend on the formation (2 points)",
-            [formed(form, place) for form in forms], forms, "personal",
+            [formed(form, place) for form in forms],
+            forms,
+            "personal",
         )
         for place in places
-    ]  # fmt: skip
+    ]
     if not quick:
         text, better = "FMNIST, CNN: the global model is better in the average case", forms[::-1]
         runs = [formed(form, ("FMNIST", "network")) for form in better]
         claims.append(ahead(text, runs, better, pooled("global")))
     return Item(
-        "table2", "Teams that share no labels, and some", ("teams", "data", "model", "method"), rows,
-        claims=claims, reduced=reduced(quick, "10 rounds instead of 400", "MCLR only"),
+        "table2",
+        "Teams that share no labels, and some",
+        ("teams", "data", "model", "method"),
+        rows,
+        claims=claims,
+        reduced=reduced(quick, "10 rounds instead of 400", "MCLR only"),
         notes=(
             "T = 400, K = 10, L = 20, lambda = 0.5, gamma = 1.5, beta = 0.6, alpha = 0.01; not given: eta = 0.03, l2 = "
             "0.001 for MCLR, mini-batches of 124 and pixels from -1 to 1 (authors' code).",
             "Two teams of 20 devices, 2 labels a device: of {0-4} and {5-9}, or of {0-6} and {5-9, 0, 1}. " + JUDGED,
         ),
-    )  # fmt: skip
+    )
 
 
 def table3(quick: bool) -> Item:
@@ -216,29 +266,40 @@ def table3(quick: bool) -> Item:
 
     rows = [
         Row(
-            (data, f"{NAMES[method]} ({kind})"), (run(method, data),), pooled(KINDS[kind]), value, deviation,
+            (data, f"{NAMES[method]} ({kind})"),
+            (run(method, data),),
+            pooled(KINDS[kind]),
+            value,
+            deviation,
             f"{QUICK_DEVICES[data]} devices instead of {DEVICES[data]:,}" if quick else "",
         )
         for (method, kind), figures in TABLE3.items()
         for data, (value, deviation) in zip(DEVICES, figures, strict=True)
-    ]  # fmt: skip
+    ]
     claims = [
         ahead(
-            f"{data}: PerMFL's personal model is better than AL2GD's", [run(m, data) for m in ("permfl", "al2gd")],
-            ["PerMFL", "AL2GD"], pooled("personal"),
+            f"{data}: PerMFL's personal model is better than AL2GD's",
+            [run(m, data) for m in ("permfl", "al2gd")],
+            ["PerMFL", "AL2GD"],
+            pooled("personal"),
         )
         for data in DEVICES
-    ]  # fmt: skip
+    ]
     few = "70 devices instead of 3,500 (FEMNIST) and 20 instead of 350 (CIFAR-100)"
     return Item(
-        "table3", "More devices and classes (MCLR)", ("data", "method"), rows, claims=claims,
+        "table3",
+        "More devices and classes (MCLR)",
+        ("data", "method"),
+        rows,
+        claims=claims,
         reduced=reduced(quick, "2 rounds instead of 400", few),
         notes=(
-            DEFAULTS, "3 labels a device, 5 random teams; FEMNIST is EMNIST by class; others as in Table 1. " + JUDGED,
+            DEFAULTS,
+            "3 labels a device, 5 random teams; FEMNIST is EMNIST by class; others as in Table 1. " + JUDGED,
             'AL2GD on CIFAR-100 is printed "0.65.87" and read as 0.6587; the text has it ahead of PerMFL, the table '
             "(0.6695) behind, and the claim here is the table's.",
         ),
-    )  # fmt: skip
+    )
 
 
 # -- figures ------------------------------------------------------------------------------------------
@@ -260,10 +321,13 @@ def convergence(quick: bool, name: str, where: Sequence[str]) -> Item:
                 text = f"{at}: PerMFL ({kind}) {says} {NAMES[other]} ({kind})"
                 claims.append(claim(text, [runs[other], runs["permfl"]], [NAMES[other], "PerMFL"], KINDS[kind]))
     return Item(
-        name, f"Convergence of multi-tier methods, {', '.join(where)}", charts=charts, claims=claims,
+        name,
+        f"Convergence of multi-tier methods, {', '.join(where)}",
+        charts=charts,
+        claims=claims,
         reduced=reduced(quick, f"{LONG} instead of 400", NET),
         notes=("The runs of Table 1. A round has 20 steps a device in AL2GD and DemLearn, 200 in PerMFL and h-SGD.",),
-    )  # fmt: skip
+    )
 
 
 def study_item(quick: bool, study: Study) -> Item:
@@ -279,9 +343,13 @@ def study_item(quick: bool, study: Study) -> Item:
         for claim, models, says in ((rising, series.rising, "more is faster"), (alike, series.alike, "equally fast")):
             claims += [claim(f"{at}: {says} ({kind})", runs, names, KINDS[kind]) for kind in models]
     return Item(
-        study.name, study.title, charts=charts, claims=claims, notes=(CHOSEN, *study.notes),
+        study.name,
+        study.title,
+        charts=charts,
+        claims=claims,
+        notes=(CHOSEN, *study.notes),
         reduced=reduced(quick, "10 rounds instead of 400", study.less),
-    )  # fmt: skip
+    )
 
 
 def title(series: Series) -> str:
@@ -299,9 +367,13 @@ def name_of(key: str, value: Any) -> str:
 
 
 def chart(
-    name: str, runs: Sequence[PlannedRun], names: Sequence[str], kinds: Sequence[str], split: str = "test",
+    name: str,
+    runs: Sequence[PlannedRun],
+    names: Sequence[str],
+    kinds: Sequence[str],
+    split: str = "test",
     metric: str = "accuracy",
-) -> Chart:  # fmt: skip
+) -> Chart:
     curves = [
         Curve(f"{label} ({kind})", (run,), by_round(KINDS[kind], split, metric), dashed=kind == "GM")
         for run, label, kind in zip(runs, names, kinds, strict=True)

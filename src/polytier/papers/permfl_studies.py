@@ -43,9 +43,14 @@ class Study:
 
 
 def vary(
-    key: str, values: Sequence[float], *places: Place, panel: str = "", rising: tuple[str, ...] = (),
-    alike: tuple[str, ...] = (), **fixed: Any,
-) -> list[Series]:  # fmt: skip
+    key: str,
+    values: Sequence[float],
+    *places: Place,
+    panel: str = "",
+    rising: tuple[str, ...] = (),
+    alike: tuple[str, ...] = (),
+    **fixed: Any,
+) -> list[Series]:
     """The same chart for several data sets and models."""
     return [Series(place, key, values, fixed, panel, rising, alike) for place in places]
 
@@ -124,71 +129,112 @@ def who(of_devices: Sequence[float], of_teams: Sequence[float]) -> list[Series]:
 
 STUDIES = (
     Study(
-        "figure3", "Effect of beta, gamma and lambda, MNIST",
-        [s for place in (MNIST_CNN, MNIST) for s in (
-            *beta(BETA, place, rising=PM), *gamma(GAMMA, place, rising=PM), *lambda_(LAMBDA, place, rising=PM),
-        )],
+        "figure3",
+        "Effect of beta, gamma and lambda, MNIST",
+        [
+            s
+            for place in (MNIST_CNN, MNIST)
+            for s in (
+                *beta(BETA, place, rising=PM),
+                *gamma(GAMMA, place, rising=PM),
+                *lambda_(LAMBDA, place, rising=PM),
+            )
+        ],
         [*beta(BETA_3, MNIST, rising=PM), *gamma(GAMMA_3, MNIST, rising=PM), *lambda_(LAMBDA_3, MNIST, rising=PM)],
-        "3 values instead of 4, MCLR only", (SWEEP, AT, PICTURED),
+        "3 values instead of 4, MCLR only",
+        (SWEEP, AT, PICTURED),
     ),
     Study(
-        "figure4", "Who takes part, MNIST, MCLR", who(OF_DEVICES, OF_TEAMS), who(OF_DEVICES_2, OF_TEAMS_2),
-        "2 shares instead of 4", (ALL, ROUNDED, TEN, ONE),
+        "figure4",
+        "Who takes part, MNIST, MCLR",
+        who(OF_DEVICES, OF_TEAMS),
+        who(OF_DEVICES_2, OF_TEAMS_2),
+        "2 shares instead of 4",
+        (ALL, ROUNDED, TEN, ONE),
     ),
     Study(
-        "figures5-10", "Effect of beta", beta(BETA, *SWEPT, rising=BOTH), beta(BETA_3, MNIST, SYNTHETIC, rising=BOTH),
-        f"3 values instead of 4, {ONLY}", (SWEEP, AT, PICTURED),
+        "figures5-10",
+        "Effect of beta",
+        beta(BETA, *SWEPT, rising=BOTH),
+        beta(BETA_3, MNIST, SYNTHETIC, rising=BOTH),
+        f"3 values instead of 4, {ONLY}",
+        (SWEEP, AT, PICTURED),
     ),
     Study(
-        "figures11-16", "Effect of gamma",
-        gamma(GAMMA, *SWEPT, rising=BOTH), gamma(GAMMA_3, MNIST, SYNTHETIC, rising=BOTH),
-        f"3 values instead of 4, {ONLY}", (SWEEP, AT, PICTURED),
+        "figures11-16",
+        "Effect of gamma",
+        gamma(GAMMA, *SWEPT, rising=BOTH),
+        gamma(GAMMA_3, MNIST, SYNTHETIC, rising=BOTH),
+        f"3 values instead of 4, {ONLY}",
+        (SWEEP, AT, PICTURED),
     ),
     Study(
-        "figures17-22", "Effect of lambda",
-        lambda_(LAMBDA, *SWEPT, rising=BOTH), lambda_(LAMBDA_3, MNIST, SYNTHETIC, rising=BOTH),
-        f"3 values instead of 4, {ONLY}", (SWEEP, AT, PICTURED),
+        "figures17-22",
+        "Effect of lambda",
+        lambda_(LAMBDA, *SWEPT, rising=BOTH),
+        lambda_(LAMBDA_3, MNIST, SYNTHETIC, rising=BOTH),
+        f"3 values instead of 4, {ONLY}",
+        (SWEEP, AT, PICTURED),
     ),
     Study(
-        "figures23-30", "Number of teams, all take part",
+        "figures23-30",
+        "Number of teams, all take part",
         vary("teams", TEAMS, *SWEPT, EMNIST_CNN, EMNIST, alike=PM),
-        vary("teams", TEAMS, MNIST, SYNTHETIC, alike=PM), ONLY, (ALL,),
+        vary("teams", TEAMS, MNIST, SYNTHETIC, alike=PM),
+        ONLY,
+        (ALL,),
     ),
     Study(
-        "figures31-42", "All teams, some of their devices (MCLR)",
-        [s for place in (FMNIST, MNIST, SYNTHETIC, EMNIST) for n in TEAMS
-         for s in devices(OF_DEVICES, place, teams=n, rising=GM)],
+        "figures31-42",
+        "All teams, some of their devices (MCLR)",
+        [
+            s
+            for place in (FMNIST, MNIST, SYNTHETIC, EMNIST)
+            for n in TEAMS
+            for s in devices(OF_DEVICES, place, teams=n, rising=GM)
+        ],
         devices(OF_DEVICES_2, MNIST, teams=5, rising=GM),
-        "2 shares instead of 4, 5 teams on MNIST only", (ALL, "The shares are those of Figs. 49-50.", ROUNDED),
+        "2 shares instead of 4, 5 teams on MNIST only",
+        (ALL, "The shares are those of Figs. 49-50.", ROUNDED),
     ),
     Study(
-        "figures43-48", "Some teams, all their devices",
+        "figures43-48",
+        "Some teams, all their devices",
         [
             *teams(OF_TEAMS_FEW, EMNIST, rising=BOTH),
             *teams(OF_TEAMS, EMNIST_CNN, MNIST, MNIST_CNN, FMNIST, FMNIST_CNN, rising=BOTH),
         ],
-        teams(OF_TEAMS_2, MNIST, rising=BOTH), "2 shares instead of 4, MCLR on MNIST only", (ALL, TEN),
+        teams(OF_TEAMS_2, MNIST, rising=BOTH),
+        "2 shares instead of 4, MCLR on MNIST only",
+        (ALL, TEN),
     ),
     Study(
-        "figures49-51", "A fifth of the teams, some of their devices (MCLR)",
+        "figures49-51",
+        "A fifth of the teams, some of their devices (MCLR)",
         [
             *devices(OF_DEVICES, EMNIST, MNIST, team_participation=0.2, rising=BOTH),
             *devices(OF_DEVICES_FMNIST, FMNIST, team_participation=0.2, rising=BOTH),
         ],
         devices(OF_DEVICES_2, MNIST, team_participation=0.2, rising=BOTH),
-        "2 shares instead of 4, MNIST only", (ALL, ROUNDED, ONE),
+        "2 shares instead of 4, MNIST only",
+        (ALL, ROUNDED, ONE),
     ),
     Study(
-        "figures52-56", "Team rounds K, all take part",
+        "figures52-56",
+        "Team rounds K, all take part",
         team_rounds(TEAM_ROUNDS, MNIST_CNN, MNIST, FMNIST_CNN, SYNTHETIC_DNN, SYNTHETIC, rising=BOTH),
-        team_rounds((5, 10, 20), MNIST, SYNTHETIC, rising=BOTH), f"3 values instead of 4, {ONLY}",
+        team_rounds((5, 10, 20), MNIST, SYNTHETIC, rising=BOTH),
+        f"3 values instead of 4, {ONLY}",
         (PICTURED, "The section's heading has some of the devices, the captions all of them, as here."),
     ),
     Study(
-        "figures57-60", "Team rounds K, few teams and devices (MCLR)",
+        "figures57-60",
+        "Team rounds K, few teams and devices (MCLR)",
         [
-            *team_rounds(MORE_ROUNDS_57, EMNIST, rising=GM, **FEW), *team_rounds(MORE_ROUNDS, EMNIST, **FEWER),
-            *team_rounds(MORE_ROUNDS, MNIST, rising=GM, **FEW), *team_rounds(MORE_ROUNDS, MNIST, **FEWER),
+            *team_rounds(MORE_ROUNDS_57, EMNIST, rising=GM, **FEW),
+            *team_rounds(MORE_ROUNDS, EMNIST, **FEWER),
+            *team_rounds(MORE_ROUNDS, MNIST, rising=GM, **FEW),
+            *team_rounds(MORE_ROUNDS, MNIST, **FEWER),
         ],
         [*team_rounds((30, 150), MNIST, rising=GM, **FEW), *team_rounds((30, 150), MNIST, **FEWER)],
         "2 values instead of 4, MNIST only",
@@ -197,4 +243,4 @@ STUDIES = (
             "Fig. 60's caption repeats that of Fig. 58 (EMNIST); it is read as MNIST, Fig. 59's companion.",
         ),
     ),
-)  # fmt: skip
+)

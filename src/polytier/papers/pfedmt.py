@@ -35,9 +35,11 @@ NAMES = {**NAMES, "pfedmt": "pFedMT"}
 
 # lambda and gamma by data and model
 PULLS = {
-    ("MNIST", "MCLR"): (15.0, 0.1), ("MNIST", "network"): (3.0, 1.0),
-    ("Synthetic", "MCLR"): (15.0, 0.1), ("Synthetic", "network"): (15.0, 1.0),
-}  # fmt: skip
+    ("MNIST", "MCLR"): (15.0, 0.1),
+    ("MNIST", "network"): (3.0, 1.0),
+    ("Synthetic", "MCLR"): (15.0, 0.1),
+    ("Synthetic", "network"): (15.0, 1.0),
+}
 
 NOTES = (
     "MNIST: 2 teams of 10 devices, synthetic data: 2 teams of 25; alpha = 0.01, eta = 0.03, beta = 1, K = 30, L = 20; "
@@ -66,11 +68,19 @@ def make(quick: bool, method: str, data: str, model: str) -> PlannedRun:
         fields |= {"team_lr": 0.03, "server_lr": 1.0, "device_pull": lam, "team_pull": gamma, "team_rounds": 30}
     rounds = (QUICK_ROUNDS if quick else ROUNDS)[-1]
     settings = {
-        "algorithm": method, "data": SOURCES[data], "model": model_of(quick, data, model), "devices": DEVICES[data],
-        "teams": 2, "split": "27:3:10", "l2": 0.001 if model == "MCLR" else 0.0, "rounds": rounds,
-        "batch_size": 32 if quick else 124, "eval_every": 5, "set": fields,
+        "algorithm": method,
+        "data": SOURCES[data],
+        "model": model_of(quick, data, model),
+        "devices": DEVICES[data],
+        "teams": 2,
+        "split": "27:3:10",
+        "l2": 0.001 if model == "MCLR" else 0.0,
+        "rounds": rounds,
+        "batch_size": 32 if quick else 124,
+        "eval_every": 5,
+        "set": fields,
         **({} if data == "Synthetic" else {"partition": "labels:2"}),
-    }  # fmt: skip
+    }
     return PlannedRun(f"{method}-{data}-{model}".lower(), settings, 1 if quick else 10)
 
 
@@ -87,24 +97,30 @@ def table(quick: bool, at: int) -> Item:
     places = [(data, model) for model in TABLE1 for data in DEVICES]
     rows = [
         Row(
-            (data, model_name(data, model), f"{NAMES[method]} ({kind})"), (make(quick, method, data, model),),
-            pooled(KINDS[kind], rounds), *TABLE1[model][method, kind][2 * list(DEVICES).index(data) + at],
+            (data, model_name(data, model), f"{NAMES[method]} ({kind})"),
+            (make(quick, method, data, model),),
+            pooled(KINDS[kind], rounds),
+            *TABLE1[model][method, kind][2 * list(DEVICES).index(data) + at],
             differs(quick, data, model),
         )
         for data, model in places
         for method, kind in TABLE1[model]
-    ]  # fmt: skip
+    ]
     return Item(
-        f"table1-{ROUNDS[at]}", f"pFedMT beside other methods, T = {ROUNDS[at]}", ("data", "model", "method"), rows,
+        f"table1-{ROUNDS[at]}",
+        f"pFedMT beside other methods, T = {ROUNDS[at]}",
+        ("data", "model", "method"),
+        rows,
         claims=[
             *(best(quick, *p, rounds, "PM", "the other personal models", ("per-fedavg", "pfedme")) for p in places),
             *(best(quick, *p, rounds, "GM", "FedAvg's", ("fedavg",)) for p in places),
         ],
         reduced=reduced(quick, f"{rounds} rounds instead of {ROUNDS[at]}"),
         notes=(
-            *NOTES, "FedAvg's 84.87 is printed for both data; the text's 0.38 % above pFedMe (CNN) are 1.38 there.",
+            *NOTES,
+            "FedAvg's 84.87 is printed for both data; the text's 0.38 % above pFedMe (CNN) are 1.38 there.",
         ),
-    )  # fmt: skip
+    )
 
 
 def best(quick: bool, data: str, model: str, rounds: int, kind: str, whom: str, others: tuple[str, ...]) -> Claim:
@@ -129,7 +145,10 @@ def figure(quick: bool) -> Item:
                 claims.append(rising(text, [runs[other], runs["pfedmt"]], [NAMES[other], "pFedMT"], KINDS[kind]))
             claims.append(settled(f"{at}: pFedMT (PM) needs fewer than 100 rounds", runs["pfedmt"], "personal", 100))
     return Item(
-        "figure2", "Convergence: loss and test accuracy", charts=charts, claims=claims,
+        "figure2",
+        "Convergence: loss and test accuracy",
+        charts=charts,
+        claims=claims,
         reduced=reduced(quick, f"{QUICK_ROUNDS[-1]} rounds instead of {ROUNDS[-1]}"),
         notes=(*NOTES, "Whose loss is drawn is not said: here that on training data, mean over devices."),
-    )  # fmt: skip
+    )

@@ -111,15 +111,21 @@ def table_i(quick: bool) -> Item:
         text, figure = f"{at[0]}, setting {at[1]}: ", best("global")
         claims += [
             Claim(
-                text + f"sFedHP's global model is more than {AHEAD[place]} points above all others", runs,
+                text + f"sFedHP's global model is more than {AHEAD[place]} points above all others",
+                runs,
                 ahead(figure, names, margin=AHEAD[place]),
             ),
             Claim(text + "both methods with edges are above those without", runs, ahead(figure, names, 2, of=min)),
-        ]  # fmt: skip
+        ]
     return Item(
-        "table-i", "Table I: global models", ("data", "setting", "method", "model"), rows, claims=claims,
-        reduced=f"{REDUCED}; CIFAR-10: {REDUCED_CIFAR}" if quick else "", notes=(*READ, LAMBDA),
-    )  # fmt: skip
+        "table-i",
+        "Table I: global models",
+        ("data", "setting", "method", "model"),
+        rows,
+        claims=claims,
+        reduced=f"{REDUCED}; CIFAR-10: {REDUCED_CIFAR}" if quick else "",
+        notes=(*READ, LAMBDA),
+    )
 
 
 def table(place: Place, quick: bool) -> Item:
@@ -135,10 +141,14 @@ def table(place: Place, quick: bool) -> Item:
     )
     smaller = REDUCED_CIFAR if place[0] == "cifar-10" else REDUCED
     return Item(
-        f"table-{ROMAN[place].lower()}", f"Table {ROMAN[place]}: {NAMES[place[0]]}, setting {place[1]}",
-        ("method", "model"), rows_of((), methods, place, quick), claims=[personal],
-        reduced=f"{smaller}, fewer methods and values of lambda" if quick else "", notes=(*READ, *SILENT),
-    )  # fmt: skip
+        f"table-{ROMAN[place].lower()}",
+        f"Table {ROMAN[place]}: {NAMES[place[0]]}, setting {place[1]}",
+        ("method", "model"),
+        rows_of((), methods, place, quick),
+        claims=[personal],
+        reduced=f"{smaller}, fewer methods and values of lambda" if quick else "",
+        notes=(*READ, *SILENT),
+    )
 
 
 def two_labels(quick: bool) -> Item:
@@ -148,9 +158,13 @@ def two_labels(quick: bool) -> Item:
         methods = [method for method in TABLE_I[place] if not quick or method.startswith(("pfedme", "sfedhp"))]
         rows += rows_of((NAMES[place[0]], str(place[1])), methods, place, quick, labels=2)
     return Item(
-        "tables-two-labels", "Tables I-VII with 2 labels a device", ("data", "setting", "method", "model"), rows,
-        reduced=f"{REDUCED}, Fashion-MNIST in setting 1 alone" if quick else "", notes=(TWO_LABELS, *READ[1:], LAMBDA),
-    )  # fmt: skip
+        "tables-two-labels",
+        "Tables I-VII with 2 labels a device",
+        ("data", "setting", "method", "model"),
+        rows,
+        reduced=f"{REDUCED}, Fashion-MNIST in setting 1 alone" if quick else "",
+        notes=(TWO_LABELS, *READ[1:], LAMBDA),
+    )
 
 
 def rows_of(at: tuple[str, ...], methods: Sequence[str], place: Place, quick: bool, labels: int = 5) -> list[Row]:
@@ -164,14 +178,22 @@ def rows_of(at: tuple[str, ...], methods: Sequence[str], place: Place, quick: bo
 
 
 def row(
-    at: tuple[str, ...], method: str, model: str, place: Place, quick: bool, labels: int = 5,
+    at: tuple[str, ...],
+    method: str,
+    model: str,
+    place: Place,
+    quick: bool,
+    labels: int = 5,
     deviation: float | None = None,
-) -> Row:  # fmt: skip
+) -> Row:
     return Row(
-        (*at, METHODS[method][0], model), (table_run(method, place, quick, labels),), accuracy(model),
-        TABLES[place][method][MODELS.index(model)], deviation,
+        (*at, METHODS[method][0], model),
+        (table_run(method, place, quick, labels),),
+        accuracy(model),
+        TABLES[place][method][MODELS.index(model)],
+        deviation,
         "a dense network in place of the VGG" if quick and place[0] == "cifar-10" else "",
-    )  # fmt: skip
+    )
 
 
 def titles(methods: Sequence[str]) -> list[str]:
@@ -185,16 +207,22 @@ def figure_2(quick: bool) -> Item:
     pfedme, hier = figure_others(quick, convex=True)
     runs = {"sFedHP": figure_sfedhp(25, 0.0, quick, convex=True), "pFedMe": pfedme, "HierFAVG": hier}
     return Item(
-        "figure2", "Figure 2: logistic regression on MNIST", charts=[accuracies(runs)],
+        "figure2",
+        "Figure 2: logistic regression on MNIST",
+        charts=[accuracies(runs)],
         claims=[
             claim("sFedHP and pFedMe end with better global models than HierFAVG", runs, final, firsts=2),
             claim("sFedHP's global model ends above pFedMe's", runs, final, only=("sFedHP", "pFedMe")),
-            claim("sFedHP converges faster than pFedMe: its mean over the rounds is higher", runs, speed,
-                  only=("sFedHP", "pFedMe")),
+            claim(
+                "sFedHP converges faster than pFedMe: its mean over the rounds is higher",
+                runs,
+                speed,
+                only=("sFedHP", "pFedMe"),
+            ),
         ],
         reduced="40 rounds instead of 800, 1 seed instead of 3" if quick else "",
         notes=(DRAWN[0], "The l2 coefficient is not given: 0.001."),
-    )  # fmt: skip
+    )
 
 
 def figure_3(quick: bool) -> Item:
@@ -206,19 +234,38 @@ def figure_3(quick: bool) -> Item:
         Row(("non-zeros of its global model",), (sparse,), nonzeros_left, NONZEROS),
     ]
     return Item(
-        "figure3", "Figure 3: a network on MNIST, sparse and dense", ("figure",), rows,
+        "figure3",
+        "Figure 3: a network on MNIST, sparse and dense",
+        ("figure",),
+        rows,
         charts=[accuracies(runs), sparsities(runs), traffic(runs)],
         claims=[
-            claim("sparse sFedHP has about the global model of pFedMe: less than 2 points below it", runs, final,
-                  only=("sFedHP, sparse", "pFedMe"), margin=-2.0),
+            claim(
+                "sparse sFedHP has about the global model of pFedMe: less than 2 points below it",
+                runs,
+                final,
+                only=("sFedHP, sparse", "pFedMe"),
+                margin=-2.0,
+            ),
             claim("dense sFedHP ends above pFedMe", runs, final, only=("sFedHP, dense", "pFedMe")),
-            claim("sFedHP, sparse and dense, ends above HierFAVG", runs, final, firsts=2,
-                  only=("sFedHP, sparse", "sFedHP, dense", "HierFAVG")),
-            claim("dense sFedHP converges faster than pFedMe and HierFAVG: its mean over the rounds is higher", runs,
-                  speed, only=("sFedHP, dense", "pFedMe", "HierFAVG")),
+            claim(
+                "sFedHP, sparse and dense, ends above HierFAVG",
+                runs,
+                final,
+                firsts=2,
+                only=("sFedHP, sparse", "sFedHP, dense", "HierFAVG"),
+            ),
+            claim(
+                "dense sFedHP converges faster than pFedMe and HierFAVG: its mean over the rounds is higher",
+                runs,
+                speed,
+                only=("sFedHP, dense", "pFedMe", "HierFAVG"),
+            ),
         ],
-        reduced=less(quick), notes=DRAWN, margin=5.0,
-    )  # fmt: skip
+        reduced=less(quick),
+        notes=DRAWN,
+        margin=5.0,
+    )
 
 
 def figure_4(quick: bool) -> Item:
@@ -231,23 +278,30 @@ def figure_4(quick: bool) -> Item:
             sweep("a larger lambda converges faster: the mean over the rounds is higher", runs, speed),
         ]
     return Item(
-        "figure4", "Figure 4: lambda, on MNIST", charts=charts, claims=claims,
-        reduced=less(quick, ", fewer values of lambda"), notes=(LAMBDAS_DRAWN, LEAPS, *DRAWN),
-    )  # fmt: skip
+        "figure4",
+        "Figure 4: lambda, on MNIST",
+        charts=charts,
+        claims=claims,
+        reduced=less(quick, ", fewer values of lambda"),
+        notes=(LAMBDAS_DRAWN, LEAPS, *DRAWN),
+    )
 
 
 def figure_5(quick: bool) -> Item:
     values = QUICK_GAMMAS if quick else GAMMAS
     runs = {f"gamma = {value:g}": figure_sfedhp(25, value, quick) for value in values}
     return Item(
-        "figure5", "Figure 5: gamma, on MNIST", charts=[accuracies(runs), sparsities(runs), traffic(runs)],
+        "figure5",
+        "Figure 5: gamma, on MNIST",
+        charts=[accuracies(runs), sparsities(runs), traffic(runs)],
         claims=[
             sweep("a larger gamma leaves fewer non-zeros", runs, sparsity, sign=-1),
             sweep("a larger gamma ends with a worse global model", runs, final, sign=-1),
             sweep("a larger gamma converges more slowly: the mean over the rounds is lower", runs, speed, sign=-1),
         ],
-        reduced=less(quick, ", fewer values of gamma"), notes=(GAMMAS_DRAWN, LEAPS, *DRAWN),
-    )  # fmt: skip
+        reduced=less(quick, ", fewer values of gamma"),
+        notes=(GAMMAS_DRAWN, LEAPS, *DRAWN),
+    )
 
 
 def accuracies(runs: Runs) -> Chart:

@@ -89,9 +89,12 @@ def speed(folders: Sequence[Path]) -> float:
 
 
 def ahead(
-    figure: Figure, names: Sequence[str], firsts: int = 1, margin: float = 0.0,
+    figure: Figure,
+    names: Sequence[str],
+    firsts: int = 1,
+    margin: float = 0.0,
     of: Callable[[Iterable[float]], float] = max,
-) -> Holds:  # fmt: skip
+) -> Holds:
     """Whether the best of the first runs (with of = min: each of them) is more than `margin` above all others."""
 
     def holds(runs: Found) -> tuple[bool, str]:

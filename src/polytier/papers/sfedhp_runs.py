@@ -17,18 +17,34 @@ STEPS: dict[str, Any] = {"device_lr": 0.05, "device_steps": 5}
 
 def pfedme(pull: float) -> dict[str, Any]:
     return {
-        **STEPS, "local_lr": 0.05, "server_lr": 1.0, "device_pull": float(pull), "local_rounds": 20,
+        **STEPS,
+        "local_lr": 0.05,
+        "server_lr": 1.0,
+        "device_pull": float(pull),
+        "local_rounds": 20,
         "weights": "uniform",
-    }  # fmt: skip
+    }
 
 
 def sfedhp(pull: float, gamma: float = 0.0) -> dict[str, Any]:
     return {
-        **STEPS, "team_lr": 0.05, "server_lr": 1.0, "device_pull": float(pull), "team_pull": float(pull),
-        "team_rounds": 20, "device_sparsity": gamma, "team_sparsity": gamma, "smoothing": 6e-5, "least_nonzeros": 0.2,
-        "sparse_rounds": 100, "tiny": 1e-6, "threshold": 1.0, "accuracy": 0.0, "solver": "nesterov",
+        **STEPS,
+        "team_lr": 0.05,
+        "server_lr": 1.0,
+        "device_pull": float(pull),
+        "team_pull": float(pull),
+        "team_rounds": 20,
+        "device_sparsity": gamma,
+        "team_sparsity": gamma,
+        "smoothing": 6e-5,
+        "least_nonzeros": 0.2,
+        "sparse_rounds": 100,
+        "tiny": 1e-6,
+        "threshold": 1.0,
+        "accuracy": 0.0,
+        "solver": "nesterov",
         "weights": "uniform",
-    }  # fmt: skip
+    }
 
 
 # by row of the tables: the name that is shown, the method, its fields
@@ -37,20 +53,22 @@ METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "hier-fedavg": ("HierFAVG", "hier-fedavg", {**STEPS, "team_rounds": 20, "weights": "samples"}),
     **{
         f"heurfedamp-{alpha}": (
-            f"HeurFedAMP, alpha = {alpha}", "heurfedamp",
+            f"HeurFedAMP, alpha = {alpha}",
+            "heurfedamp",
             {**STEPS, "self_weight": alpha, "device_pull": 1.0, "sigma": 10.0},
         )
         for alpha in (0.1, 0.5)
     },
     "fedprox": ("FedProx, lambda = 0.001", "fedprox", {**STEPS, "device_pull": 0.001, "weights": "samples"}),
     "per-fedavg": (
-        "Per-FedAvg", "per-fedavg",
+        "Per-FedAvg",
+        "per-fedavg",
         {**STEPS, "inner_lr": 0.05, "variant": "first-order", "adapt_steps": 1, "weights": "samples"},
     ),
     **{f"pfedme-{k}": (f"pFedMe, lambda = {k}", "pfedme", pfedme(k)) for k in LAMBDAS},
     "pfedgp": ("pFedGP", "pfedgp", {**STEPS, "noise": 0.1, "inducing": 100, "weights": "samples"}),
     **{f"sfedhp-{k}": (f"sFedHP, lambda = {k}", "sfedhp", sfedhp(k)) for k in LAMBDAS},
-}  # fmt: skip
+}
 
 
 def run(name: str, quick: bool, rounds: int, **settings: Any) -> PlannedRun:
@@ -72,19 +90,33 @@ def table_run(method: str, place: Place, quick: bool, labels: int = 5) -> Planne
     train, test = map(int, COUNTS[data][setting - 1].split(":"))
     holders = 1 if labels == 5 else 2 * labels
     return run(
-        f"{method}-{data}-setting-{setting}" + ("" if labels == 5 else f"-{labels}-labels"), quick, rounds,
-        algorithm=algorithm, set=fields, data=data, model=model, partition=f"labels:{labels}",
-        per_class=f"{holders * train}:{holders * test}", split="9:1:0",
-    )  # fmt: skip
+        f"{method}-{data}-setting-{setting}" + ("" if labels == 5 else f"-{labels}-labels"),
+        quick,
+        rounds,
+        algorithm=algorithm,
+        set=fields,
+        data=data,
+        model=model,
+        partition=f"labels:{labels}",
+        per_class=f"{holders * train}:{holders * test}",
+        split="9:1:0",
+    )
 
 
 def figure_run(name: str, algorithm: str, fields: dict[str, Any], convex: bool, quick: bool) -> PlannedRun:
     """The run of a line in Figures 2-5, on all of MNIST, 3/4 of it for training."""
     more = {"model": "mclr", "l2": 0.001} if convex else {"model": "dnn:50" if quick else "dnn:100", "codec": "paper"}
     return run(
-        f"{name}-mnist-{'mclr' if convex else 'dnn'}", quick, 40 if quick else ROUNDS,
-        algorithm=algorithm, set=fields, data="mnist", partition="labels:5", split="27:3:10", **more,
-    )  # fmt: skip
+        f"{name}-mnist-{'mclr' if convex else 'dnn'}",
+        quick,
+        40 if quick else ROUNDS,
+        algorithm=algorithm,
+        set=fields,
+        data="mnist",
+        partition="labels:5",
+        split="27:3:10",
+        **more,
+    )
 
 
 def figure_sfedhp(pull: float, gamma: float, quick: bool, convex: bool = False) -> PlannedRun:

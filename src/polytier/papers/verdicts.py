@@ -33,20 +33,27 @@ RULE = (
 def judge(item: Item, folders: Folders) -> dict[str, Any]:
     """The figures and verdicts of an item, for reproduction.json."""
     return {
-        "name": item.name, "title": item.title, "unit": item.unit, "margin": item.margin, "reduced": item.reduced,
+        "name": item.name,
+        "title": item.title,
+        "unit": item.unit,
+        "margin": item.margin,
+        "reduced": item.reduced,
         "rows": [judge_row(row, item.margin, folders) for row in item.rows],
         "claims": [judge_claim(claim, folders) for claim in item.claims],
-    }  # fmt: skip
+    }
 
 
 def judge_row(row: Row, margin: float, folders: Folders) -> dict[str, Any]:
     readings = [row.read(each) for each in by_seed(row.runs, folders).values()]
     best, chosen = (interval(reading[k] for reading in readings) for k in (0, 1))
     return {
-        "labels": list(row.labels), "paper": row.paper, "deviation": row.deviation, "differs": row.differs,
+        "labels": list(row.labels),
+        "paper": row.paper,
+        "deviation": row.deviation,
+        "differs": row.differs,
         "best": {"ours": best, **verdict(best, row, margin)},
         "chosen": {"ours": chosen, **verdict(chosen, row, margin)},
-    }  # fmt: skip
+    }
 
 
 def verdict(ours: dict[str, Any] | None, row: Row, margin: float) -> dict[str, Any]:

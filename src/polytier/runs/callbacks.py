@@ -129,9 +129,12 @@ class Progress(Callback):
         if not self.console.is_terminal:
             return
         self._bar = progress.Progress(
-            progress.TextColumn("round {task.completed}/{task.total}"), progress.BarColumn(None),
-            progress.TextColumn("{task.fields[shown]}"), progress.TimeRemainingColumn(), console=self.console,
-        )  # fmt: skip
+            progress.TextColumn("round {task.completed}/{task.total}"),
+            progress.BarColumn(None),
+            progress.TextColumn("{task.fields[shown]}"),
+            progress.TimeRemainingColumn(),
+            console=self.console,
+        )
         self._bar.add_task("", total=loop.rounds, completed=loop.round, shown="")
         self._bar.start()
 

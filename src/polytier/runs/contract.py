@@ -32,9 +32,13 @@ ALONE = "a program treats each row by itself: no mean or sum over the first axis
 
 
 def check_algorithm(
-    algorithm: Algorithm, *, federation: Federation | None = None, model: nn.Module | str = "mclr", rounds: int = 3,
+    algorithm: Algorithm,
+    *,
+    federation: Federation | None = None,
+    model: nn.Module | str = "mclr",
+    rounds: int = 3,
     **settings: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Run a method on a few devices in many ways; an AssertionError says what it does wrong and what to try.
 
     By default: logistic regression on eleven devices in four teams, some of them absent. `settings` are those of
@@ -44,8 +48,12 @@ def check_algorithm(
     name, before = type(algorithm).__name__, pickle.dumps(algorithm)
     federation = federation or small_federation()
     settings = {
-        "dtype": "float64", "batch_size": 4, "team_participation": 0.75, "device_participation": 0.6, **settings,
-    }  # fmt: skip
+        "dtype": "float64",
+        "batch_size": 4,
+        "team_participation": 0.75,
+        "device_participation": 0.6,
+        **settings,
+    }
     settings["objectives"] = {}  # for all runs: graphs are traced once
     with make_loop(algorithm, federation, model, **settings) as reference:
         objective = reference.context.parts[0].objective

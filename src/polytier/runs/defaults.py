@@ -37,8 +37,15 @@ class Row:
 
 # 40 devices with 2 labels each, mini-batches of 32, 100 rounds of 20 gradients a device
 TUNED = {
-    "permfl": {"device_lr": 0.12, "team_lr": 0.82, "server_lr": 0.33, "device_pull": 0.31, "team_pull": 1.4,
-               "device_steps": 20, "team_rounds": 1},
+    "permfl": {
+        "device_lr": 0.12,
+        "team_lr": 0.82,
+        "server_lr": 0.33,
+        "device_pull": 0.31,
+        "team_pull": 1.4,
+        "device_steps": 20,
+        "team_rounds": 1,
+    },
     "pfedmt": {"device_lr": 0.09, "team_lr": 0.39, "device_pull": 0.36, "team_pull": 0.41},
     "sfedhp": {"device_lr": 0.03, "team_lr": 0.082, "device_pull": 2.9, "team_pull": 7.3},
     "al2gd": {"device_lr": 0.05, "device_pull": 0.017, "server_pull": 0.01, "steps": 25},
@@ -59,19 +66,30 @@ TUNED = {
     "ifca": {"device_lr": 0.054, "num_clusters": 4},
     "validation": {"device_lr": 0.27, "temperature": 0.053, "candidates": 4},
     "demlearn": {"device_lr": 0.27, "device_pull": 0.0034, "mix": 0.95},
-}  # fmt: skip
+}
 
 TABLE = (
     # PerMFL
     Row(
-        ("permfl",), (*MNISTS, "emnist-digits", "synthetic"), (*MCLR, *DNN, *CNN),
-        {"device_lr": 0.01, "team_lr": 0.03, "server_lr": 0.6, "device_pull": 0.5, "team_pull": 1.5,
-         "device_steps": 20, "team_rounds": 10},
+        ("permfl",),
+        (*MNISTS, "emnist-digits", "synthetic"),
+        (*MCLR, *DNN, *CNN),
+        {
+            "device_lr": 0.01,
+            "team_lr": 0.03,
+            "server_lr": 0.6,
+            "device_pull": 0.5,
+            "team_pull": 1.5,
+            "device_steps": 20,
+            "team_rounds": 10,
+        },
         "PerMFL, Table 2; team_lr: its sweeps",
     ),
     # pFedMT: two layers on synthetic, a CNN on MNIST
     Row(
-        ("pfedmt",), ("mnist", "synthetic"), (*MCLR, *DNN, *CNN),
+        ("pfedmt",),
+        ("mnist", "synthetic"),
+        (*MCLR, *DNN, *CNN),
         {"device_lr": 0.01, "team_lr": 0.03, "server_lr": 1.0, "device_steps": 20, "team_rounds": 30},
         "pFedMT, Section 4",
     ),
@@ -81,7 +99,9 @@ TABLE = (
     *(
         row
         for data, models, beta in (
-            (("mnist", "synthetic"), MCLR, 0.5), (("synthetic",), DNN, 0.5), (("mnist",), CNN, 0.4),
+            (("mnist", "synthetic"), MCLR, 0.5),
+            (("synthetic",), DNN, 0.5),
+            (("mnist",), CNN, 0.4),
         )
         for row in (
             Row(("fedavg", "per-fedavg", "pfedme"), data, models, {"device_lr": 0.01}, "pFedMT, Section 4"),
@@ -92,35 +112,57 @@ TABLE = (
     *(
         row
         for data, models, pull in (
-            (("mnist",), DNN, 20.0), (("fashion-mnist",), DNN, 25.0), (("cifar-10",), VGG, 30.0),
+            (("mnist",), DNN, 20.0),
+            (("fashion-mnist",), DNN, 25.0),
+            (("cifar-10",), VGG, 30.0),
         )
         for row in (
             Row(
-                ("fedavg", "hier-fedavg", "fedprox", "per-fedavg", "pfedgp", "heurfedamp"), data, models,
-                {"device_lr": 0.05, "device_steps": 5}, "sFedHP, Tables II-VII",
+                ("fedavg", "hier-fedavg", "fedprox", "per-fedavg", "pfedgp", "heurfedamp"),
+                data,
+                models,
+                {"device_lr": 0.05, "device_steps": 5},
+                "sFedHP, Tables II-VII",
             ),
             Row(("fedprox",), data, models, {"device_pull": 0.001}, "sFedHP, Tables II-VII"),
             Row(("heurfedamp",), data, models, {"self_weight": 0.5}, HALF),
             Row(
-                ("pfedme",), data, models,
+                ("pfedme",),
+                data,
+                models,
                 {"device_lr": 0.05, "local_lr": 0.05, "device_steps": 5, "device_pull": pull},
                 "sFedHP, Tables II-VII: the pull of the best personal model, setting 2",
             ),
             Row(
-                ("sfedhp",), data, models,
-                {"device_lr": 0.05, "team_lr": 0.05, "device_steps": 5, "team_rounds": 20, "server_lr": 1.0,
-                 "device_pull": 20.0, "team_pull": 20.0},
+                ("sfedhp",),
+                data,
+                models,
+                {
+                    "device_lr": 0.05,
+                    "team_lr": 0.05,
+                    "device_steps": 5,
+                    "team_rounds": 20,
+                    "server_lr": 1.0,
+                    "device_pull": 20.0,
+                    "team_pull": 20.0,
+                },
                 "sFedHP, Table I and Section V",
             ),
         )
     ),
     # CoBo
     Row(
-        ("cobo", "local", "fedavg", "fedavg-ft", "ifca", "oracle"), ("cifar-100",), ("resnet9",), {"device_lr": 0.01},
+        ("cobo", "local", "fedavg", "fedavg-ft", "ifca", "oracle"),
+        ("cifar-100",),
+        ("resnet9",),
+        {"device_lr": 0.01},
         "CoBo, Appendix B",
     ),
     Row(
-        ("ditto",), ("cifar-100",), ("resnet9",), {"device_lr": 0.1, "personal_lr": 0.1, "device_pull": 1.0},
+        ("ditto",),
+        ("cifar-100",),
+        ("resnet9",),
+        {"device_lr": 0.1, "personal_lr": 0.1, "device_pull": 1.0},
         "CoBo, Appendix B",
     ),
     Row(("fc",), ("cifar-100",), ("resnet9",), {"device_lr": 0.05}, "CoBo, Appendix B"),
@@ -129,7 +171,7 @@ TABLE = (
     Row(("cobo",), ("mnist",), MCLR, {"device_lr": 0.05, "device_pull": 0.01}, CHOSEN, steps=20),
     Row(("fc",), ("mnist",), MCLR, {"nearest": 4}, CHOSEN, steps=20),
     Row(("fedrep",), ("mnist",), MCLR, {"device_lr": 0.034}, "as local: a model that is all head", steps=20),
-)  # fmt: skip
+)
 
 
 def settings(algorithm: str, data: str, model: str, steps: int | None = None) -> dict[str, tuple[Any, str]]:

@@ -141,10 +141,17 @@ def steps_of_a_device(context: Context, codec: Codec) -> int | None:
     objective.grad_pieces = lambda theta, *_: iter([(slice(None), [torch.zeros_like(theta)])])  # type: ignore[method-assign]
     device = one_device(context.batches.federation)
     alone: Any = replace(
-        context, topology=chain, objective=objective, memory=Memory(chain), device_steps=0, name="",
-        batches=context.batches.over(device), population=device.population, ledger=Ledger(chain),
+        context,
+        topology=chain,
+        objective=objective,
+        memory=Memory(chain),
+        device_steps=0,
+        name="",
+        batches=context.batches.over(device),
+        population=device.population,
+        ledger=Ledger(chain),
         participation=(Participation(),) * chain.num_tiers,
-    )  # fmt: skip
+    )
     alone.ledger.start_round()
     alone.engine = make_engine("stacked", alone, codec=codec, tile=1)
     server = Children(alone, 0, torch.zeros(1, dtype=torch.int64), Clock(0))
@@ -158,6 +165,11 @@ def steps_of_a_device(context: Context, codec: Codec) -> int | None:
 def one_device(federation: Federation) -> Federation:
     end = int(federation.bounds[0, 3])
     return replace(
-        federation, x=federation.x[:end], y=federation.y[:end], bounds=federation.bounds[:1],
-        ids=federation.ids[:1], team=None, cluster=None,
-    )  # fmt: skip
+        federation,
+        x=federation.x[:end],
+        y=federation.y[:end],
+        bounds=federation.bounds[:1],
+        ids=federation.ids[:1],
+        team=None,
+        cluster=None,
+    )

@@ -201,11 +201,16 @@ class Run:
         elif isinstance(self.state, dict) or self.global_ is not None:
             sent = self.state
         context = replace(
-            self.context, topology=topology, memory=Memory(topology), engine=None, name="",
-            population=newcomer.population, batches=Batches(
+            self.context,
+            topology=topology,
+            memory=Memory(topology),
+            engine=None,
+            name="",
+            population=newcomer.population,
+            batches=Batches(
                 newcomer, self.context.seed, objective.dtype, str(objective.device), bool(objective.dropouts)
             ),
-        )  # fmt: skip
+        )
         first, clock = torch.zeros(1, dtype=torch.int64), Clock(len(self.history))
         execute(context, Call(1, first, "solve", clock, {} if sent is None else sent, first), 0, 1)
         rows = published_rows(self.algorithm, self.state)

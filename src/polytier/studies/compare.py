@@ -30,19 +30,31 @@ from polytier.studies.run_queue import Task, check_same, run_tasks
 
 
 def compare_methods(
-    shared: RunSpec, names: Sequence[str], fields: Sequence[str], steps: int | None, seeds: int, out: Path | None,
-    until: float, jobs: int, quiet: bool, as_json: bool,
-) -> None:  # fmt: skip
+    shared: RunSpec,
+    names: Sequence[str],
+    fields: Sequence[str],
+    steps: int | None,
+    seeds: int,
+    out: Path | None,
+    until: float,
+    jobs: int,
+    quiet: bool,
+    as_json: bool,
+) -> None:
     """All of `polytier compare`: `fields` are METHOD.FIELD=VALUE texts."""
     specs, notes = settle(shared, names, fields, steps)
     out = out or free_folder("compare", shared)
     tasks = make_tasks(specs, seeds, out)
     check(tasks, out)
     settings = {
-        "methods": list(names), "seeds": sorted({task.spec.seed for task in tasks}), "until": until, "steps": steps,
-        "set": {name: spec.set for name, spec in specs.items()}, "notes": notes,
+        "methods": list(names),
+        "seeds": sorted({task.spec.seed for task in tasks}),
+        "until": until,
+        "steps": steps,
+        "set": {name: spec.set for name, spec in specs.items()},
+        "notes": notes,
         **shared.model_dump(exclude={"algorithm", "set", "seed", "out"}, exclude_none=True),
-    }  # fmt: skip
+    }
     show = not (quiet or as_json)
     for note in notes if show else ():
         say(note)

@@ -78,9 +78,13 @@ class Gain:
 
 
 def measure_gain(
-    make: Callable[[int], Loop], single_rounds: int, seeds: Iterable[int], split: str = "test",
-    most_rounds: int | None = None, progress: Callable[[str], None] = lambda text: None,
-) -> Gain:  # fmt: skip
+    make: Callable[[int], Loop],
+    single_rounds: int,
+    seeds: Iterable[int],
+    split: str = "test",
+    most_rounds: int | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Gain:
     """The gain of training together what `make(seed)` makes, a training of several models that has not begun.
 
     Each model is first trained alone for `single_rounds`, with all its settings; models that are alike once for all.

@@ -122,11 +122,23 @@ def print_plan(runs: Mapping[str, PlannedRun], tasks: Sequence[Task]) -> None:
         total += run.seeds * (seconds or 0)
         settings = {k: v for k, v in run.settings.items() if k not in ("data", "model", "set")}
         told = " ".join(f"{k}={v}" for k, v in (settings | dict(run.settings.get("set", {}))).items())
-        rows.append((
-            task.method, str(run.seeds), task.spec.data, task.spec.model, told,
-            "?" if steps is None else f"{steps:,.0f}",
-            DONE if task.state == DONE else "no data" if task.reason else "?" if seconds is None else duration(seconds),
-        ))  # fmt: skip
+        rows.append(
+            (
+                task.method,
+                str(run.seeds),
+                task.spec.data,
+                task.spec.model,
+                told,
+                "?" if steps is None else f"{steps:,.0f}",
+                DONE
+                if task.state == DONE
+                else "no data"
+                if task.reason
+                else "?"
+                if seconds is None
+                else duration(seconds),
+            )
+        )
     wide_console().print(table(("run", "seeds", "data", "model", "settings", "steps", "time a seed"), rows))
     for reason in dict.fromkeys(task.reason for task in tasks if task.reason):
         say(reason)

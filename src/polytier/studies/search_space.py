@@ -90,9 +90,10 @@ def propose(
 
     key = np.random.SeedSequence((seed, len(records))).generate_state(1)
     study = create_study(
-        direction="maximize" if metric.better == "higher" else "minimize", sampler=TPESampler(seed=int(key[0])),
+        direction="maximize" if metric.better == "higher" else "minimize",
+        sampler=TPESampler(seed=int(key[0])),
         pruner=MedianPruner(n_warmup_steps=warmup),
-    )  # fmt: skip
+    )
     known = distributions(space)
     for record in records:
         # one that failed is told as one that was cut short before it showed anything: the worst there is
@@ -124,8 +125,10 @@ def distributions(space: Space) -> dict[str, Any]:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     return {
-        name: CategoricalDistribution(spec["choices"]) if "choices" in spec
-        else IntDistribution(**spec) if isinstance(spec["low"], int)
+        name: CategoricalDistribution(spec["choices"])
+        if "choices" in spec
+        else IntDistribution(**spec)
+        if isinstance(spec["low"], int)
         else FloatDistribution(**spec)
         for name, spec in space.items()
-    }  # fmt: skip
+    }

@@ -76,9 +76,16 @@ def check_context(context: Context, loop: Loop, rounds: int, given: Mapping[str,
     verdict, why = judge(context, known[mu], known[L], found is None or found.kind == "exact")
     plain = {shown(letter): float(value) for letter, value in known.items() if np.ndim(value) == 0}
     return Report(
-        context_name(context), context.name, subject.theory, plain, found, subject.conditions(known),
-        subject.predictions(known), verdict, why,
-    )  # fmt: skip
+        context_name(context),
+        context.name,
+        subject.theory,
+        plain,
+        found,
+        subject.conditions(known),
+        subject.predictions(known),
+        verdict,
+        why,
+    )
 
 
 def context_name(context: Context) -> str:
@@ -122,9 +129,13 @@ def subject_of(context: Context, loop: Loop, rounds: int) -> Subject:
 def permfl_subject(context: Context, method: PerMFL, rounds: int) -> Subject:
     tree, tiers = settings(context, method), context.topology.num_tiers - 2
     letters = {
-        "alpha": float(np.max(tree[0])), "lam": tree[1], "L": tree[2], "beta": method.server_lr, "T": rounds,
+        "alpha": float(np.max(tree[0])),
+        "lam": tree[1],
+        "L": tree[2],
+        "beta": method.server_lr,
+        "T": rounds,
         **({"eta": float(np.max(tree[3][0].step)), "gamma": tree[3][0].pull, "K": tree[3][0].rounds} if tiers else {}),
-    }  # fmt: skip
+    }
     told = "PerMFL's Theorems 1 and 2"
     told += ", its means by samples" if isinstance(method, PFedMT) else ""
     told += {0: "; they are about teams, and here are none", 1: ""}.get(
@@ -156,10 +167,15 @@ def quadratic_gammas(context: Context, method: PerMFL) -> dict[str, Any] | None:
 def sfedhp_subject(context: Context, method: SFedHP, rounds: int) -> Subject:
     leaf = context.topology.leaf
     letters = {
-        "eta2": most(context, leaf, method.device_lr), "beta": method.server_lr, "lam1": method.device_pull,
-        "K": method.device_steps, "gamma1": method.device_sparsity, "gamma2": method.team_sparsity,
-        "rho": method.smoothing, "T": rounds,
-    }  # fmt: skip
+        "eta2": most(context, leaf, method.device_lr),
+        "beta": method.server_lr,
+        "lam1": method.device_pull,
+        "K": method.device_steps,
+        "gamma1": method.device_sparsity,
+        "gamma2": method.team_sparsity,
+        "rho": method.smoothing,
+        "T": rounds,
+    }
     told = "sFedHP's Theorems 1 to 3"
     if leaf > 1:
         letters |= {
@@ -177,17 +193,24 @@ def cobo_subject(context: Context, method: CoBo, rounds: int) -> Subject:
     size = {} if groups is None else {"c": int(np.unique(groups, return_counts=True)[1].min())}
     batch = {"b": context.batch_size} if isinstance(context.batch_size, int) else {}
     letters = {
-        "eta": most(context, context.topology.leaf, method.device_lr), "rho": method.device_pull,
-        "n": context.topology.size(1), "T": rounds, **batch, **size,
-    }  # fmt: skip
+        "eta": most(context, context.topology.leaf, method.device_lr),
+        "rho": method.device_pull,
+        "n": context.topology.size(1),
+        "T": rounds,
+        **batch,
+        **size,
+    }
     told = "CoBo's Theorem I" + (" (the smallest true group)" if size else "")
     return Subject(told, letters, given=cobo.GIVEN, conditions=cobo.conditions, predictions=cobo.predictions)
 
 
 def mfa_subject(context: Context, method: FedAvg, rounds: int, models: int, frames: bool) -> Subject:
     letters: dict[str, Any] = {
-        "E": method.device_steps, "M": models, "N": context.topology.size(context.topology.leaf), "T": rounds,
-    }  # fmt: skip
+        "E": method.device_steps,
+        "M": models,
+        "N": context.topology.size(context.topology.leaf),
+        "T": rounds,
+    }
     told = f"MFA-{'RR' if frames else 'Rand'}'s Theorem {2 if frames else 1}, of each model that FedAvg trains"
     step = SCHEDULE.fullmatch(method.device_lr) if isinstance(method.device_lr, str) else None
     if step is None:
@@ -197,9 +220,12 @@ def mfa_subject(context: Context, method: FedAvg, rounds: int, models: int, fram
         lr = schedule(str(method.device_lr))
         letters["left"] = max(left_out(context, t) / lr(t - t % context.hold) for t in (0, rounds - 1))
     return Subject(
-        told, letters, given=mfa.GIVEN, conditions=lambda known: mfa.conditions(known, frames),
+        told,
+        letters,
+        given=mfa.GIVEN,
+        conditions=lambda known: mfa.conditions(known, frames),
         predictions=lambda known: mfa.predictions(known, frames),
-    )  # fmt: skip
+    )
 
 
 def left_out(context: Context, round_: int) -> float:
@@ -262,11 +288,12 @@ def settings(context: Context, method: PerMFL) -> tuple[Any, float, int, list[Le
     leaf = context.topology.leaf
     levels = [
         Level(
-            numbers(context, tier, method.team_lr), most(context, tier, method.team_pull),
+            numbers(context, tier, method.team_lr),
+            most(context, tier, method.team_pull),
             int(most(context, tier, method.team_rounds)),
         )
         for tier in range(leaf - 1, 0, -1)
-    ]  # fmt: skip
+    ]
     return numbers(context, leaf, method.device_lr), method.device_pull, method.device_steps, levels, method.server_lr
 
 

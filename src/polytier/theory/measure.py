@@ -57,8 +57,11 @@ def rates(context: Context, report: Report, x: np.ndarray) -> dict[str, Any]:
             return {"what": "|x^{t+1} - x^t|", "factor": mean_factor(moves), "first": moves[0], "last": moves[-1]}
         distance = np.sum((x - optimum) ** 2, axis=1)
         found = {
-            "what": "|x^t - x*|^2", "factor": mean_factor(distance), "first": distance[0], "last": distance[-1],
-        }  # fmt: skip
+            "what": "|x^t - x*|^2",
+            "factor": mean_factor(distance),
+            "first": distance[0],
+            "last": distance[-1],
+        }
         promised = next((p.value for p in report.predictions if p.where == "(62)"), None)
         if promised is None:
             return found
@@ -73,8 +76,10 @@ def optimum_of(context: Context) -> np.ndarray | None:
     method = context.algorithm
     if not (isinstance(method, PerMFL) and is_quadratic(context) and context.topology.num_tiers == 3):
         return None
-    alike = all(len(set(zip(p.tolist(), s.tolist(), strict=True))) == len(set(p.tolist()))
-                for p, s in zip(context.topology.parents[1:], context.samples[1:], strict=True))  # fmt: skip
+    alike = all(
+        len(set(zip(p.tolist(), s.tolist(), strict=True))) == len(set(p.tolist()))
+        for p, s in zip(context.topology.parents[1:], context.samples[1:], strict=True)
+    )
     if method.weights == "samples" and not alike:
         return None
     try:

@@ -151,10 +151,18 @@ def loops(
     alpha, eta, beta, _ = steps = steps or largest
     if not all(0 < step <= bound * (1 + 1e-9) for step, bound in zip(steps[:3], largest[:3], strict=True)):
         raise ValueError(f"{steps} are outside Theorem 1; try steps above 0 and at most {largest}")
-    c = derived({
-        "alpha": alpha, "eta": eta, "beta": beta, "lam": device_pull, "gamma": team_pull, "mu_f": mu, "T": rounds,
-        **gammas(A, b, team, x0, device_pull, team_pull),
-    })  # fmt: skip
+    c = derived(
+        {
+            "alpha": alpha,
+            "eta": eta,
+            "beta": beta,
+            "lam": device_pull,
+            "gamma": team_pull,
+            "mu_f": mu,
+            "T": rounds,
+            **gammas(A, b, team, x0, device_pull, team_pull),
+        }
+    )
     K = max(1, ceil(compute(TEAM_ROUNDS, c)))
     return K, max(1, ceil(np.max(compute(DEVICE_STEPS, {**c, "K": K}))))
 

@@ -21,9 +21,14 @@ class Level(NamedTuple):
 
 
 def round_map(
-    A, device_lr: Any, device_pull: float, device_steps: int, levels: Sequence[Level], server_lr: float,
+    A,
+    device_lr: Any,
+    device_pull: float,
+    device_steps: int,
+    levels: Sequence[Level],
+    server_lr: float,
     means: Sequence[Callable[[np.ndarray], np.ndarray]] | None = None,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """[..., d, d] what a round of (4), (9), (13) multiplies the error of x by, for the curvatures A [n, d, d].
 
     `levels`: tiers of teams from the innermost one up; none: the server is above the devices. `means` average over
@@ -50,9 +55,15 @@ def column(step: Any) -> np.ndarray:
 
 
 def round_multiplier(
-    a, device_lr: float, team_lr: float, server_lr: float, device_pull: float, team_pull: float,
-    device_steps: int, team_rounds: int,
-) -> np.ndarray:  # fmt: skip
+    a,
+    device_lr: float,
+    team_lr: float,
+    server_lr: float,
+    device_pull: float,
+    team_pull: float,
+    device_steps: int,
+    team_rounds: int,
+) -> np.ndarray:
     """m(a): what a round multiplies the error of x by along curvature a, if all devices share it.
 
     |m(a)| <= 1 between mu_f and L_f: no error grows on quadratics, whatever curvature each device has in between.
