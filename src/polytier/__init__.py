@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from polytier.stack.rows import Rows
     from polytier.studies.gain import measure_gain
     from polytier.tree.collaboration import Collaboration
+    from polytier.tree.participation import Participation
     from polytier.tree.topology import Topology
 
 __version__ = "0.2.0"
@@ -130,6 +131,7 @@ _HOME = {
     "polytier.stack.rows": ("Rows",),
     "polytier.studies.gain": ("measure_gain",),
     "polytier.tree.collaboration": ("Collaboration",),
+    "polytier.tree.participation": ("Participation",),
     "polytier.tree.topology": ("Topology",),
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}

@@ -31,10 +31,22 @@ class Participation:
             (None: to the end). An id may have several lines; nodes without a line are always available.
         spans: [lines, 3] the schedule as node, join, leave; made by `of`.
 
-    A table or a schedule limits who can be drawn by fraction or count.
+    A table or a schedule limits who can be drawn by fraction or count. A rule of your own is a subclass with its own
+    `draw`.
 
     Raises:
         ValueError: if fraction, count or a line of the schedule is not allowed.
+
+    Examples:
+        >>> import polytier
+        >>> class EvenRounds(polytier.Participation):
+        ...     def draw(self, base, round_, keys, kids, position, m):
+        ...         return (kids + round_) % 2 == 0
+        >>> federation = polytier.build_federation("digits", devices=8, teams=2)
+        >>> run = polytier.train(polytier.FedAvg(device_steps=1), federation, "mclr", rounds=1,
+        ...                      device_participation=EvenRounds())
+        >>> run.history[0]["participants"]
+        {'device': 4}
     """
 
     fraction: float = 1.0
@@ -79,8 +91,9 @@ class Participation:
     @property
     def everybody(self) -> bool:
         """Whether all nodes take part in all rounds."""
+        own_rule = type(self).draw is not Participation.draw
         limits = (self.count, self.table, self.schedule, self.spans)
-        return self.fraction == 1 and all(limit is None for limit in limits)
+        return not own_rule and self.fraction == 1 and all(limit is None for limit in limits)
 
     def of(self, names: np.ndarray) -> Participation:
         """The rule with the ids of the schedule replaced by numbers.
