@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     )
     from polytier.data.build import build_federation
     from polytier.data.federation import Federation
+    from polytier.data.partition import Assignment
     from polytier.data.population import Population
+    from polytier.data.sources import Source
     from polytier.method.algorithm import Algorithm
     from polytier.method.call import Diverged
     from polytier.method.node import Children, LocalProblem
@@ -87,7 +89,9 @@ _HOME = {
     ),
     "polytier.data.build": ("build_federation",),
     "polytier.data.federation": ("Federation",),
+    "polytier.data.partition": ("Assignment",),
     "polytier.data.population": ("Population",),
+    "polytier.data.sources": ("Source",),
     "polytier.method.algorithm": ("Algorithm",),
     "polytier.method.call": ("Diverged",),
     "polytier.method.node": (

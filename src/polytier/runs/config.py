@@ -258,9 +258,9 @@ def make_federation(config: Config) -> tuple[Federation, Config]:
     """The devices' data, and the configuration with all that they settle written out."""
     import numpy as np
 
-    from polytier.data.build import build_federation, is_npz, load
+    from polytier.data.build import build_federation, is_npz, load_source
     from polytier.data.pack import is_stored
-    from polytier.data.sources import MADE, default_dir
+    from polytier.data.sources import GENERATED, default_dir
 
     own_file, teams = is_npz(config.data) or is_stored(config.data), read_teams(config.teams)
     if is_stored(config.data) and config.split != Config.model_fields["split"].default:
@@ -270,11 +270,11 @@ def make_federation(config: Config) -> tuple[Federation, Config]:
     if config.per_class is not None:
         per_class = read_numbers("per_class", config.per_class, int, 2, "20:5")
     directory = None if config.data_dir is None else Path(config.data_dir).expanduser().resolve()
-    if directory is None and not own_file and config.data.split(":")[0] not in ("digits", *MADE):
+    if directory is None and not own_file and config.data.split(":")[0] not in ("digits", *GENERATED):
         directory = default_dir().resolve()
     source: Any = Path(config.data).expanduser().resolve()
     if not own_file:
-        source = load(config.data, directory, config.devices, config.seed)
+        source = load_source(config.data, directory, config.devices, config.seed)
     federation = build_federation(
         source, directory, config.devices, teams, config.partition, per_class, config.team_formation, split,
         config.standardize, config.seed,

@@ -89,11 +89,11 @@ def no_data(config: Config, known: dict[str, str]) -> str:
     names = dict.fromkeys([table.get("data", config.data) for table in tables] or [config.data])
     for name in names:
         if name not in known:
-            from polytier.data.build import load
+            from polytier.data.build import load_source
             from polytier.data.sources import default_dir
 
             try:
-                load(name, default_dir() if config.data_dir is None else Path(config.data_dir), 2, 0)
+                load_source(name, default_dir() if config.data_dir is None else Path(config.data_dir), 2, 0)
                 known[name] = ""
             except ValueError as error:
                 known[name] = str(error)
