@@ -25,7 +25,8 @@ import numpy as np
 from polytier import Callback, FedAvg, Federation, train
 from polytier.algorithms import LocalTraining
 from polytier.algorithms.cobo import CoBo
-from polytier.data.sources import Source, fashion_mnist
+from polytier.data.sources import Source
+from polytier.data.sources.idx import fashion_mnist
 
 PAPER = [6, 6, 7, 7, 8, 8, 9, 9, 10, 10]
 

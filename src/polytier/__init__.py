@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     )
     from polytier.data.build import build_federation
     from polytier.data.federation import Federation
+    from polytier.data.partition import Assignment
     from polytier.data.population import Population
+    from polytier.data.sources import Source
     from polytier.engines.build import make_engine
     from polytier.engines.protocol import Engine
     from polytier.messages.codec import Codec
@@ -99,7 +101,9 @@ _HOME = {
     "polytier.engines.protocol": ("Engine",),
     "polytier.messages.codec": ("Codec",),
     "polytier.messages.transforms": ("Transform",),
+    "polytier.data.partition": ("Assignment",),
     "polytier.data.population": ("Population",),
+    "polytier.data.sources": ("Source",),
     "polytier.method.algorithm": ("Algorithm",),
     "polytier.method.call": ("Diverged",),
     "polytier.method.node": (

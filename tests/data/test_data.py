@@ -21,9 +21,10 @@ from sklearn.datasets import load_digits
 from polytier._text import bind, own_arguments, spec
 from polytier.data import sources
 from polytier.data.build import build_federation
+from polytier.data.datasets import from_huggingface
 from polytier.data.federation import Federation
-from polytier.data.npz import from_huggingface, load_npz
-from polytier.data.partition import PARTITIONS, apportion
+from polytier.data.own import load_npz
+from polytier.data.partition import PARTITIONS, Assignment, apportion
 from polytier.data.sources import SOURCES, Source
 from polytier.data.synthetic import quadratic_clusters, quadratics, synthetic, tridiagonal
 from polytier.data.teams import FORMATIONS
@@ -341,7 +342,7 @@ def test_flat_leaf(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"num_samples": [4, 2]}, "user a has 3 inputs and 3 labels, announced are 4"),
+        ({"num_samples": [4, 2]}, "user a has 3 inputs and 3 labels, num_samples says 4"),
         ({"num_samples": [3]}, "zip"),
         ({"users": ["a", "c"]}, "KeyError 'c'"),
         ({"user_data": {}}, "KeyError 'a'"),
@@ -450,12 +451,12 @@ def test_npz_refuses_devices_and_partition(tmp_path, given):
         ({"device": None}, "no device"),
         ({"x": None}, "no x"),
         ({"y": None}, "no y"),
-        ({"device": np.arange(11)}, "device needs one row a sample; got 11 for 12"),
-        ({"team": np.arange(3)}, "team needs one row a sample"),
-        ({"split": np.arange(3)}, "split needs one row a sample"),
+        ({"device": np.arange(11)}, "device needs one row per sample; got 11 for 12"),
+        ({"team": np.arange(3)}, "team needs one row per sample"),
+        ({"split": np.arange(3)}, "split needs one row per sample"),
         ({"split": np.full(12, "trian")}, "trian"),
         ({"team": np.arange(12)}, "device u is in more than one team"),
-        ({"device": np.linspace(0, 1, 12)}, "device is float64.*whole numbers or strings"),
+        ({"device": np.linspace(0, 1, 12)}, "device is float64.*integers or strings"),
         ({"x": np.array(["a"] * 12)}, "x is <U1"),
         ({"x": np.array(1.0)}, "x is float64"),
         ({"x": np.array([object()] * 12)}, "allow_pickle=False"),
@@ -880,7 +881,7 @@ def test_overlap():
 def test_bad_teams():
     with pytest.raises(ValueError, match="5 teams of 4 devices.*ask for 1 to 4"):
         FORMATIONS["random"](4, 5, 10, rng())
-    with pytest.raises(ValueError, match="11 teams cannot share out 10 classes"):
+    with pytest.raises(ValueError, match="11 teams need at least one class each, there are 10"):
         FORMATIONS["worst"](20, 11, 10, rng())
     with pytest.raises(ValueError, match="no classes"):
         FORMATIONS["worst"](20, 2, None, rng())
@@ -1084,7 +1085,7 @@ def test_bad_input(given, reason):
 
 
 def test_a_source_needs_rows_of_one_number():
-    with pytest.raises(ValueError, match="y needs one row a sample; got 2 for 3"):
+    with pytest.raises(ValueError, match="y needs one row per sample; got 2 for 3"):
         Source(np.zeros((3, 1)), np.zeros(2, int), 1)
 
 
@@ -1125,3 +1126,61 @@ def test_validation_comes_from_training_where_the_data_name_test_samples(chosen,
     np.testing.assert_array_equal(spans[1][:, :2].sum(1), spans[0][:, 0])
     for device in range(len(before)):  # the test samples stay
         assert torch.equal(before.device(device, "test")[0], after.device(device, "test")[0])
+
+
+# -- a partition from outside ---------------------------------------------------------------------------
+
+
+def in_turn(y, num_devices, rng, allowed=None):
+    return Assignment(np.arange(len(y)), np.arange(len(y)) % num_devices)
+
+
+def test_a_function_may_be_the_partition():
+    federation = build_federation(devices=7, teams=2, partition=in_turn)
+    assert len(federation) == 7
+    assert federation.team is not None
+    sizes = (federation.bounds[:, 3] - federation.bounds[:, 0]).tolist()
+    assert (sum(sizes), max(sizes) - min(sizes)) == (1797, 1)
+    table = np.random.default_rng(1).random((50, 3), dtype=np.float32)
+    named = Source(table, np.arange(50) % 2, 2, device=np.repeat(["a", "b"], 25))
+    assert len(build_federation(named, devices=5, teams=0, partition=in_turn)) == 5  # instead of the data's devices
+
+
+def test_a_function_that_is_a_partition_of_the_house():
+    a, b = (build_federation(devices=6, seed=3, partition=p) for p in ("iid", PARTITIONS["iid"]))
+    assert torch.equal(a.x, b.x)
+    assert torch.equal(a.bounds, b.bounds)
+
+
+def test_a_function_is_given_the_labels_that_the_formation_allows():
+    seen = []
+
+    def partition(y, num_devices, rng, allowed=None):
+        seen.append(allowed)
+        return PARTITIONS["iid"](y, num_devices, rng, allowed)
+
+    build_federation(devices=6, teams=2, team_formation="worst", partition=partition)
+    assert seen[0].shape == (6, 10)
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        (lambda n: None, "a partition returns an Assignment.*got NoneType"),
+        (lambda n: Assignment(np.arange(n), np.arange(n - 1)), "one of each per sample"),
+        (lambda n: Assignment(np.arange(n), np.zeros(n)), "are integers"),
+        (lambda n: Assignment(np.arange(n) + 1, np.arange(n) % 3), "index of an Assignment goes from 0 to 1796"),
+        (lambda n: Assignment(np.arange(n), np.arange(n) % 4), "device of an Assignment goes from 0 to 2"),
+        (lambda n: Assignment(np.arange(n), np.arange(n) % 2), "no samples to device 2"),
+        (lambda n: Assignment(np.arange(n), np.arange(n) % 3, split=np.zeros(3)), "split of an Assignment needs 1797"),
+        (lambda n: Assignment(np.arange(n), np.arange(n) % 3, cluster=np.zeros(4)), "cluster of an Assignment needs 3"),
+    ],
+)
+def test_what_is_no_assignment_brings_advice(given, advice):
+    with pytest.raises(ValueError, match=advice):
+        build_federation(devices=3, partition=lambda y, num_devices, rng, allowed=None: given(len(y)))
+
+
+def test_counts_per_class_do_not_go_with_a_function():
+    with pytest.raises(ValueError, match="labels or per-class, not with a function"):
+        build_federation(devices=3, per_class=(10, 5), partition=in_turn)

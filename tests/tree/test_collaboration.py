@@ -279,7 +279,7 @@ def test_learned_teams_know_devices_by_name(tmp_path):
     [
         ({"team_formation": "learned"}, "learned:RUN_FOLDER"),
         ({"team_formation": "learned:DIR", "teams": 4}, "4 teams asked for, .* has 3; leave out teams, .*by=spectral"),
-        ({"team_formation": "learned:DIR", "devices": 13}, "0, 1, 2, .. .12 clients. and has no device 12"),
+        ({"team_formation": "learned:DIR", "devices": 13}, "0, 1, 2, ... .12 clients. and has no device 12"),
         ({"team_formation": "learned:DIR/none"}, "none cannot be read as collaboration"),
         ({"team_formation": "learned:DIR,by=size"}, "allowed: connected, shared, spectral"),
         ({"team_formation": "learned:DIR,threshold=2"}, "got 2"),

@@ -1,4 +1,4 @@
-"""Mini-batches of many devices at once, each a pure function of device, round, call and step."""
+"""Mini-batches of many devices at once. A batch depends on device, round, call and step, and on nothing else."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from polytier._text import schedule
 from polytier.data.federation import Federation
 from polytier.tree import random
 
-UNBOUNDED = 1 << 62
-GROW = "grow:"  # a batch size that grows with the rounds
-RESHUFFLE = 1024  # samples; a device with k times as many keeps an order for 1 + k rounds
+UNBOUNDED = 1 << 62  # a batch size that is never reached
+GROW = "grow:"  # how a batch size that grows with the rounds is written
+RESHUFFLE = 1024  # samples are shuffled every 1 + k rounds on a device with k times as many
 
 
 @dataclass(frozen=True)
 class Group:
-    """Devices of a stack whose batches have the same padded width.
+    """The batches of those devices of a stack that are padded to the same width B.
 
-    rows | which rows of the stack; x [r, B, ...], y [r, B, ...]; weight [r, B]: 1 / size, 0 where padded;
-    key [r, B]: a key a sample, only where a model draws dropout masks
+    field  | shape           | meaning
+    rows   | [r] or a slice  | which rows of the stack
+    x, y   | [r, B, ...]     | inputs and targets
+    weight | [r, B]          | 1 / the number of samples in the batch; 0 for padding
+    key    | [r, B] or None  | one key per sample, from which dropout masks are drawn; None for models without dropout
     """
 
     rows: Tensor | slice
@@ -32,23 +35,26 @@ class Group:
     key: Tensor | None = None
 
     def to(self, device: str) -> Group:
-        """On an accelerator; to CUDA from pinned memory, so that nothing waits for the copy."""
+        """The same on an accelerator. Copies to CUDA are made from pinned memory, so that nothing waits for them."""
         data = [None if t is None else moved(t, device) for t in (self.x, self.y, self.weight, self.key)]
         return Group(self.rows, *data)  # type: ignore[arg-type]
 
 
 def moved(values: Tensor, device: str) -> Tensor:
+    """The values on another device."""
     values = values.pin_memory() if device.startswith("cuda") else values
     return values.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
 class Batch:
+    """One mini-batch for each of `num_rows` devices, in groups of equal width."""
+
     groups: list[Group]
     num_rows: int
 
     def row(self, i: int) -> Batch:
-        """The batch of one row alone, a copy."""
+        """A copy of the batch of one row."""
         for g in self.groups:
             rows = torch.arange(self.num_rows)[g.rows].tolist()
             if i in rows:
@@ -59,6 +65,7 @@ class Batch:
 
 
 def check_batch_size(rule: int | str) -> None:
+    """Raise a ValueError unless this is a number of at least 1, or grow:A/(B+t)."""
     if isinstance(rule, str) and rule.startswith(GROW):
         schedule(rule.removeprefix(GROW))
     elif isinstance(rule, bool) or not isinstance(rule, int) or rule < 1:
@@ -66,9 +73,14 @@ def check_batch_size(rule: int | str) -> None:
 
 
 def batch_sizes(rule: int | str, samples: Tensor, round_: int) -> Tensor:
-    """[n] the batch size of each device: a number, or `grow:A/(B+t)`, at least the share 1 - A/(B+t) of its samples.
+    """[n] the batch size of each device.
 
-    Growing sizes are rounded up to 32, 64, 128, ..., because each size is a computation of its own.
+    Args:
+        rule: one size for all, or "grow:A/(B+t)": at least the fraction 1 - A/(B+t) of the device's samples.
+        samples: [n] the number of training samples per device.
+        round_: t, counted from 0.
+
+    Sizes that grow are rounded up to 32, 64, 128, ...: each size needs a traced graph of its own.
     """
     if isinstance(rule, int):
         return torch.full_like(samples, rule)
@@ -77,42 +89,51 @@ def batch_sizes(rule: int | str, samples: Tensor, round_: int) -> Tensor:
 
 
 def padded_widths(samples: Tensor, size: Tensor) -> Tensor:
-    """[n] what each device's batch is padded to: the batch size or, with fewer samples, 1, 64, 128, 256, ...
+    """[n] the width to which each device's batch is padded: the batch size or, with fewer samples, 1, 64, 128, 256, ...
 
-    Few widths, because each one present in a tile is a computation of its own.
+    There are few different widths, because each one in a tile is computed by itself.
     """
     least = torch.minimum(samples, size)
-    power = 1 << torch.frexp((samples - 1).double()).exponent.long()  # the next one that is at least `samples`
+    # the smallest power of 2 that is at least `samples`
+    power = 1 << torch.frexp((samples - 1).double()).exponent.long()
     return torch.where((samples >= size) | (samples <= 1), least, torch.minimum(size, power.clamp(min=64)))
 
 
 class Batches:
-    """Reads batches of a federation; holds the current random order of each device's training samples.
+    """Makes batches of a federation, and holds the current random order of each device's training samples.
 
-    `keyed`: batches carry a key a sample, from which a model draws its dropout masks.
+    Args:
+        federation: the data.
+        seed: of the orders and of the first batch of each call.
+        dtype: of the inputs, and of targets that are floats.
+        device: where batches are put, such as "cpu" or "cuda".
+        keyed: whether batches have one key per sample, from which a model draws its dropout masks.
+
+    Example:
+        >>> import torch
+        >>> from polytier import build_federation
+        >>> batches = Batches(build_federation("digits", devices=4), seed=0, dtype=torch.float32)
+        >>> walk = batches.walk(torch.tensor([0, 2]), round_=0, call=0, size=16)
+        >>> walk.next().groups[0].x.shape  # two devices, 16 samples each
+        torch.Size([2, 16, 1, 8, 8])
     """
 
     def __init__(
         self, federation: Federation, seed: int, dtype: torch.dtype, device: str = "cpu", keyed: bool = False
     ) -> None:
-        self.federation, self.seed, self.dtype, self.device, self.keyed = (
-            federation,
-            seed,
-            dtype,
-            device,
-            keyed,
-        )
+        self.federation, self.seed, self.dtype = federation, seed, dtype
+        self.device, self.keyed = device, keyed
         self.order = torch.arange(len(federation.x))
         self.stamp = torch.full((len(federation),), -1)
         self.keys = random.name_keys(federation.ids)
-        self.usual_steps: dict[str, int] = {}  # how far the last walk went: only saves work
+        self.usual_steps: dict[str, int] = {}  # by stream, the steps of the last walk: so many are prepared at once
 
     def over(self, federation: Federation) -> Batches:
-        """The same for other data."""
+        """The same settings for other data."""
         return Batches(federation, self.seed, self.dtype, self.device, self.keyed)
 
     def reshuffle(self, rows: Tensor, round_: int) -> None:
-        """Bring the order of these devices up to date: it is keyed by device and epoch alone."""
+        """Update the order of these devices' training samples. It depends on the device and the epoch only."""
         size = self.federation.samples[rows]
         epoch = round_ // (1 + size // RESHUFFLE)
         stale = self.stamp[rows] != epoch
@@ -130,14 +151,29 @@ class Batches:
         self.stamp[rows] = epoch
 
     def walk(self, rows: Tensor, round_: int, call: int, size: int | Tensor, stream: str = "") -> Walk:
-        """The mini-batches of one call, one after the other; `size`: one for all, or one a device [n]."""
+        """The mini-batches of one call, one after the other.
+
+        Args:
+            rows: [n] the devices, as positions in the federation.
+            round_: the round.
+            call: the number of the call in its round.
+            size: the batch size, one for all devices or one per device [n].
+            stream: calls with another stream draw other batches.
+        """
         self.reshuffle(rows, round_)
         drawn = random.node_keys(random.key(self.seed, "batch", stream, round_, call), self.keys[rows])
         sizes = torch.full_like(rows, size) if isinstance(size, int) else size
         return Walk(self, rows, drawn, sizes, stream)
 
     def whole(self, rows: Tensor, split: str = "train", chunk: int | None = None, part: int = 0) -> Batch:
-        """All samples of a split; with `chunk`, at most that many: the part-th of them. Empty devices are left out."""
+        """All samples of a split as one batch; devices without any are left out.
+
+        Args:
+            rows: [n] the devices, as positions in the federation.
+            split: "train", "validation" or "test".
+            chunk: at most so many samples per device.
+            part: which chunk, counted from 0.
+        """
         begin, end = (b[rows] for b in self.federation.span(split))
         if chunk is not None:
             begin = begin + part * chunk
@@ -154,22 +190,27 @@ class Batches:
         return Batch(groups, len(rows))
 
     def gather(self, which: Tensor | slice, index: Tensor, weight: Tensor, key: Tensor | None) -> Group:
-        """The samples `index` [r, B] of the federation, as a model sees them."""
+        """The samples `index` [r, B] of the federation, scaled as a model sees them."""
         return self.group(which, index.reshape(-1), self.targets(index), weight, key)
 
     def targets(self, index: Tensor) -> Tensor:
-        """[*index.shape, ...] those of the samples `index`."""
+        """[*index.shape, ...] the targets of the samples `index`."""
         y = self.federation.y.index_select(0, index.reshape(-1))
         return (y.to(self.dtype) if y.is_floating_point() else y).view(*index.shape, *y.shape[1:])
 
     def group(self, which: Tensor | slice, flat: Tensor, y: Tensor, weight: Tensor, key: Tensor | None) -> Group:
+        """The samples `flat` [r * B] of the federation with their targets, weights and keys."""
         x = self.federation.inputs(self.federation.x.index_select(0, flat), self.dtype)
         group = Group(which, x.view(*weight.shape, *x.shape[1:]), y, weight, key)
         return group if self.device == "cpu" else group.to(self.device)
 
 
 class Walk:
-    """From a batch drawn at random through each device's order, and round again."""
+    """The mini-batches of some devices in one call.
+
+    The first batch is drawn at random among those of the device's order; the following ones come next in that order,
+    and after the last one comes the first.
+    """
 
     def __init__(self, batches: Batches, rows: Tensor, drawn: Tensor, size: Tensor, stream: str) -> None:
         self.batches, self.stream, self.num_rows = batches, stream, len(rows)
@@ -181,9 +222,10 @@ class Walk:
             for which, width in groups_by_width(samples, size)
         ]
         self.step, self.prepared_from = 0, 0
-        self.prepared: list[list[tuple[Any, ...]]] = []  # by group and step: samples, targets, weights, keys
+        self.prepared: list[list[tuple[Any, ...]]] = []  # by group and step: indices, targets, weights, keys
 
     def next(self) -> Batch:
+        """The next mini-batch of each device."""
         k = self.step - self.prepared_from
         if not self.prepared or k == len(self.prepared[0]):
             usual = self.batches.usual_steps.get(self.stream, 0)
@@ -195,7 +237,7 @@ class Walk:
         return Batch(groups, self.num_rows)
 
     def prepare(self, num_steps: int) -> None:
-        """What the next steps take: by group and step, drawn all at once."""
+        """Compute indices, targets, weights and keys of the next steps at once."""
         steps = torch.arange(self.step, self.step + num_steps).reshape(-1, 1, 1)
         self.prepared_from, self.prepared = self.step, []
         for _, width, start, samples, size, first, drawn in self.groups:
@@ -209,12 +251,12 @@ class Walk:
 
 
 def share_of_batch(count: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """[..., width] 1 / count for the first `count` samples, 0 for those that only pad the batch."""
+    """[..., width] 1 / count for the first `count` samples, 0 for padding."""
     return (torch.arange(width) < count).to(dtype) / count.to(dtype)
 
 
 def groups_by_width(samples: Tensor, size: Tensor) -> list[tuple[Tensor | slice, int]]:
-    """Devices by the width that their batch is padded to, which depends on nothing but the device and its size."""
+    """The devices of each padded width, which depends only on the device's number of samples and batch size."""
     widths = padded_widths(samples, size)
     present = widths.unique().tolist()
     if len(present) == 1:

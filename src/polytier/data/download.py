@@ -1,4 +1,4 @@
-"""Fetch public data sets: resumable, checked against the published digest before a file is put in place."""
+"""Download public data sets. A download can be resumed; a file is used only if it has the published digest."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from polytier.data.sources import MADE, SOURCES, default_dir, reading
+from polytier.data.sources import GENERATED, SOURCES, default_dir, reading
 
-Progress = Callable[[int, int | None], None]
+Progress = Callable[[int, int | None], None]  # called with the bytes that are there, and the total if it is known
 
 
 @dataclass(frozen=True)
 class Download:
-    """A public file: where from, its published digest ("md5:..." or "sha256:..."), what to unpack of it."""
+    """A public file.
+
+    Args:
+        url: where it is.
+        digest: as published, "md5:..." or "sha256:...".
+        members: the files to unpack of a zip archive; none: it is no archive.
+    """
 
     url: str
     digest: str
@@ -27,10 +33,12 @@ class Download:
 
     @property
     def file(self) -> str:
+        """Its name."""
         return self.url.rsplit("/", 1)[-1]
 
 
 def idx_files(url: str, *digests: str) -> tuple[Download, ...]:
+    """The four idx files of MNIST and data sets like it."""
     files = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
     return tuple(Download(f"{url}/{f}", f"md5:{md5}") for f, md5 in zip(files, digests, strict=True))
 
@@ -73,18 +81,27 @@ DOWNLOADS: dict[str, tuple[Download, ...]] = {
 
 BY_HAND = {
     "digits": "digits come with the package; there is nothing to get",
-    **{name: f"data of {name} are made on the spot; there is nothing to get" for name in MADE},
-    "celeba": "CelebA is got by hand from https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html: put the folder "
-    "img_align_celeba, list_attr_celeba.txt and, to have persons as devices, identity_CelebA.txt into {}",
+    **{name: f"data of {name} are generated; there is nothing to get" for name in GENERATED},
+    "celeba": "CelebA has to be downloaded by hand from https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html: put the "
+    "folder img_align_celeba, list_attr_celeba.txt and, to have persons as devices, identity_CelebA.txt into {}",
     "leaf": "LEAF data are made by its own scripts, https://github.com/TalwalkarLab/leaf: put the folders "
     "train and test with the json files into {}",
 }
 
 
 def get(name: str, data_dir: Path | str | None = None, progress: Progress | None = None) -> Path:
-    """Fetch what the source needs into DIR/NAME (both EMNIST sources: DIR/emnist) and return that folder.
+    """Download the files of a source. Files that are there already are not downloaded again.
 
-    `progress(done, total)` is called with bytes; a file that is already there is left as it is.
+    Args:
+        name: of the source.
+        data_dir: the folder of all data; by default $POLYTIER_DATA or ~/.cache/polytier.
+        progress: called with the number of bytes so far, and the total if it is known.
+
+    Returns:
+        The folder with the files: DIR/NAME, or DIR/emnist for both EMNIST sources.
+
+    Raises:
+        ValueError: there is no such source, it cannot be downloaded, or a file does not have its digest.
     """
     base = default_dir() if data_dir is None else Path(data_dir)
     if name in BY_HAND:
@@ -103,7 +120,11 @@ def get(name: str, data_dir: Path | str | None = None, progress: Progress | None
 
 
 def fetch(item: Download, folder: Path, progress: Progress) -> None:
-    """Download into FILE.part, going on where an earlier try stopped; rename it once the digest is right."""
+    """Download a file to FILE.part, continue where an earlier attempt stopped, and rename it if the digest is right.
+
+    Raises:
+        ValueError: the connection failed, or the digest is another one.
+    """
     target = folder / item.file
     part = target.with_name(target.name + ".part")
     try:
@@ -111,12 +132,12 @@ def fetch(item: Download, folder: Path, progress: Progress) -> None:
         total = receive(item.url, part, progress)
     except (OSError, http.client.HTTPException) as error:
         raise ValueError(
-            f"{item.url} cannot be fetched: {error}. Try again to go on where it stopped, or put {item.file} "
+            f"{item.url} cannot be downloaded: {error}. Try again to continue where it stopped, or put {item.file} "
             f"into {folder} yourself"
         ) from error
     size = part.stat().st_size
     if total is not None and size < total:
-        raise ValueError(f"{item.url} broke off after {size:,} of {total:,} bytes; try again to go on")
+        raise ValueError(f"{item.url} stopped after {size:,} of {total:,} bytes; try again to continue")
     found = digest_of(part, item.digest.split(":")[0])
     if found != item.digest:
         part.unlink()
@@ -128,7 +149,7 @@ def fetch(item: Download, folder: Path, progress: Progress) -> None:
 
 
 def receive(url: str, part: Path, progress: Progress) -> int | None:
-    """Append what is missing to the part; returns the full size, if the server tells it."""
+    """Append the missing bytes to the part; returns the full size, or None if the server does not say it."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
@@ -137,7 +158,7 @@ def receive(url: str, part: Path, progress: Progress) -> int | None:
         error.close()
         if error.code != 416:
             raise
-        return None  # nothing left to send: the part is complete, or wrong, which the digest shows
+        return None  # there is nothing left to send: the part is complete, or the digest will show that it is wrong
     with answer:
         span = answer.headers.get("Content-Range", "")
         resumed = answer.status == 206 and span.startswith(f"bytes {have}-")
@@ -154,13 +175,14 @@ def receive(url: str, part: Path, progress: Progress) -> int | None:
 
 
 def digest_of(path: Path, kind: str) -> str:
+    """Of a file; `kind` is md5 or sha256."""
     with open(path, "rb") as file:
         found = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False))
     return f"{kind}:{found.hexdigest()}"
 
 
 def unpack(archive: Path, members: tuple[str, ...]) -> None:
-    """The wanted files of a zip, without its folders; then the zip is removed."""
+    """Unpack these files of a zip archive, without its folders, and remove the archive."""
     with reading(archive, "a zip archive"), zipfile.ZipFile(archive) as content:
         names = {Path(name).name: name for name in content.namelist()}
         for member in members:

@@ -1,4 +1,4 @@
-"""The devices' data: one tensor for all devices, with offsets."""
+"""The data of all devices: one tensor, and where the samples of each device are in it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,33 @@ from polytier.data.population import SPLITS, Population
 
 @dataclass(frozen=True)
 class Federation:
-    """Samples sorted by device and, within a device, by split.
+    """The samples of all devices, sorted by device and, within a device, by split.
 
-    field      | shape         | meaning
-    x          | [N, ...]      | inputs; uint8 images stay uint8 and are scaled in the batch
-    y          | [N, ...]      | targets
-    bounds     | [n, 4]        | where a device's train, validation and test samples start, and where they end
-    ids        | [n]           | the devices' names: integers or strings
-    team       | [n] or None   | the name of each device's team, if the data say so
-    cluster    | [n] or None   | the true group of each device, if the data are made of groups
-    num_classes|               | None for targets that are not classes
-    scale,shift| broadcastable | an input to the model is `x * scale + shift`; None: as it is
+    Use `from_arrays` to make one of your own arrays, or `build_federation` for public data sets.
+
+    Args:
+        x: [N, ...] inputs; images stay uint8 and are scaled when a batch is made.
+        y: [N, ...] targets.
+        bounds: [n, 4] the index of each device's first training, validation and test sample, and the index after its
+            last sample.
+        ids: [n] the names of the devices, integers or strings.
+        team: [n] the name of each device's team, or None if the data name no teams.
+        cluster: [n] the true group of each device, or None if the data have none.
+        num_classes: the number of classes, or None for targets that are not classes.
+        scale: with `shift`, how inputs are scaled: a model sees `x * scale + shift`. None: not at all.
+        shift: see `scale`.
+
+    Example:
+        >>> import numpy as np
+        >>> x, y = np.random.rand(40, 5), np.arange(40) % 2
+        >>> federation = Federation.from_arrays(x, y, device=np.arange(40) // 10)
+        >>> len(federation), federation.num_classes
+        (4, 2)
+        >>> federation.samples  # training samples per device; the others are for testing
+        tensor([8, 8, 8, 8])
+        >>> inputs, targets = federation.device(0, "test")
+        >>> inputs.shape
+        torch.Size([2, 5])
     """
 
     x: Tensor
@@ -53,11 +69,27 @@ class Federation:
         cluster: Sequence | np.ndarray | None = None,
         num_classes: int | None = None,
     ) -> Federation:
-        """Build a federation from arrays with one row a sample.
+        """Make a federation of arrays with one row per sample.
 
-        `device`, `team` and `cluster` name the sample's device, team and true group; `split` is
-        "train", "validation" or "test" (or 0, 1, 2) a sample. Without it each device's samples are
-        shuffled and cut in the proportions of `shares`.
+        Args:
+            x: [N, ...] inputs. uint8 is taken for images, which a model sees as numbers from 0 to 1; floats become
+                float32; other integers (tokens) stay as they are.
+            y: [N, ...] targets. Integers are classes 0, 1, ...; floats are not classes.
+            device: [N] the name of each sample's device, integers or strings.
+            team: the name of each sample's team [N], or of each device's team [n] in the sorted order of the devices.
+            split: [N] "train", "validation" or "test" (or 0, 1, 2) for each sample. If it is not given, the samples of
+                each device are shuffled and split in the proportions of `shares`.
+            shares: how much is for training, validation and test, such as (3, 0, 1).
+            seed: of the shuffle.
+            cluster: the true group of each sample's device [N], or of each device [n].
+            num_classes: by default the largest label + 1.
+
+        Returns:
+            The federation; devices are in the sorted order of their names.
+
+        Raises:
+            ValueError: arrays have different lengths, numbers that are not finite or labels below 0; a device has no
+                training samples or belongs to more than one team.
         """
         x, y = torch.as_tensor(x), torch.as_tensor(y)
         device = np.asarray(device)
@@ -81,31 +113,39 @@ class Federation:
             y=y.long() if not y.is_floating_point() else y.float(),
             bounds=torch.from_numpy(bounds),
             ids=ids,
-            team=None if team is None else one_a_device(np.asarray(team), owner, ids, "team"),
-            cluster=None if cluster is None else one_a_device(np.asarray(cluster), owner, ids, "cluster"),
+            team=None if team is None else one_per_device(np.asarray(team), owner, ids, "team"),
+            cluster=None if cluster is None else one_per_device(np.asarray(cluster), owner, ids, "cluster"),
             num_classes=num_classes,
             scale=torch.tensor(1 / 255) if x.dtype == torch.uint8 else None,
         )
 
     def save(self, folder: Path | str) -> None:
-        """Write it to a new folder, from which `open` maps it: for populations that memory would not hold."""
-        from polytier.data import pack as mapped
+        """Write the federation to a new folder, for populations that are larger than memory: `open` maps the files.
 
-        mapped.save(self, folder)
+        Raises:
+            ValueError: the folder holds a federation already.
+        """
+        from polytier.data import pack
+
+        pack.save(self, folder)
 
     @classmethod
     def open(cls, folder: Path | str) -> Federation:
-        """One that was saved; its samples are read when they are used."""
-        from polytier.data import pack as mapped
+        """A federation that was saved. Its samples are read from the disk when they are used.
 
-        return mapped.load(folder)
+        Raises:
+            ValueError: the folder holds no federation, or files of it are broken.
+        """
+        from polytier.data import pack
+
+        return pack.load(folder)
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @cached_property
     def population(self) -> Population:
-        """What a server may know of these devices: all but their samples."""
+        """What a server may know about these devices: everything but their samples."""
         return Population(
             ids=self.ids,
             counts=self.bounds.diff(dim=1),
@@ -121,26 +161,26 @@ class Federation:
 
     @cached_property
     def samples(self) -> Tensor:
-        """[n] number of training samples."""
+        """[n] the number of training samples per device."""
         return self.bounds[:, 1] - self.bounds[:, 0]
 
     def span(self, split: str) -> tuple[Tensor, Tensor]:
-        """Start and end of a split of every device, [n] each."""
+        """Where the samples of a split start and end, [n] each."""
         k = SPLITS.index(split)
         return self.bounds[:, k], self.bounds[:, k + 1]
 
     def device(self, index: int, split: str = "train") -> tuple[Tensor, Tensor]:
-        """Raw samples of one device."""
+        """Inputs and targets of one device's split, as they are in the data; `index` is its position in `ids`."""
         start, end = (int(b[index]) for b in self.span(split))
         return self.x[start:end], self.y[start:end]
 
     def inputs(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """What a model sees: scaled, in the run's dtype (whole numbers other than images stay as they are)."""
+        """Inputs as a model sees them: scaled, and of this type. Integers other than uint8 stay as they are."""
         if x.dtype != torch.uint8 and not x.is_floating_point():
             return x
         if self.scale is None and self.shift is None:
             return x.to(dtype)
-        x = x.to(dtype, copy=True)  # in place from here on: a batch is large
+        x = x.to(dtype, copy=True)  # a batch is large, so the copy is scaled in place
         if self.scale is not None:
             x.mul_(self.scale.to(dtype))
         if self.shift is not None:
@@ -148,7 +188,7 @@ class Federation:
         return x
 
     def label_counts(self) -> np.ndarray:
-        """[n, classes] samples of each label at each device, all splits."""
+        """[n, classes] the number of samples of each label per device, in all splits; [n, 0] without one label."""
         if self.num_classes is None or self.y.ndim != 1:
             return np.zeros((len(self), 0), dtype=np.int64)
         owner = np.repeat(np.arange(len(self)), (self.bounds[:, 3] - self.bounds[:, 0]).numpy())
@@ -157,35 +197,46 @@ class Federation:
         return counts
 
     def from_black(self, low: float) -> Federation:
-        """The same images with pixels from `low` to 1 instead of from 0."""
+        """The same images with pixels from `low` to 1 instead of from 0 to 1.
+
+        Raises:
+            ValueError: the inputs are not uint8, or `low` is not below 1.
+        """
         if self.scale is None or not low < 1:
             raise ValueError(f"pixels of images (uint8) go from low to 1; got low {low:g} for {self.x.dtype}")
         return replace(self, scale=self.scale * (1 - low), shift=torch.tensor(low))
 
     def standardized(self) -> Federation:
-        """The same data with mean 0 and deviation 1 over all training samples, by channel (images) or feature."""
+        """The same data, scaled to mean 0 and standard deviation 1 over all training samples.
+
+        Each channel of images, or each feature of a table, is scaled by itself.
+
+        Raises:
+            ValueError: the inputs are integers other than uint8.
+        """
         start, end = self.span("train")
         train = torch.cat([self.x[s:e] for s, e in zip(start.tolist(), end.tolist(), strict=True)])
         axes = [0, *range(2, train.ndim)] if train.ndim > 2 else [0]
         values = self.inputs(train, torch.float64)
         if not values.is_floating_point():
-            raise ValueError("only images and floats can be standardised; these inputs are whole numbers")
+            raise ValueError("only images and floats can be standardised; these inputs are integers")
         mean = values.mean(axes, keepdim=True)[0]
         spread = values.std(axes, keepdim=True, correction=0)[0]
-        spread = torch.where(spread > 1e-8, spread, torch.ones_like(spread))  # a constant feature stays 0
+        spread = torch.where(spread > 1e-8, spread, torch.ones_like(spread))  # a constant feature becomes 0
         scale = torch.ones(()) if self.scale is None else self.scale
         shift = torch.zeros(()) if self.shift is None else self.shift
         return replace(self, scale=scale / spread, shift=(shift - mean) / spread)
 
     def task(self, k: int) -> Federation:
-        """The k-th column of several targets as a federation of its own; the inputs are shared."""
+        """A federation whose targets are column `k` of the targets; the inputs are not copied."""
         classes = None if self.num_classes is None else int(self.y[:, k].max()) + 1
         return replace(self, y=self.y[:, k].contiguous(), num_classes=classes)
 
 
 def check_arrays(x: Tensor, y: Tensor, device: np.ndarray) -> None:
+    """Raise a ValueError for lengths that differ, numbers that are not finite and labels below 0."""
     if not (len(x) == len(y) == len(device)):
-        raise ValueError(f"x, y and device need one row a sample; got {len(x)}, {len(y)} and {len(device)} rows")
+        raise ValueError(f"x, y and device need one row per sample; got {len(x)}, {len(y)} and {len(device)} rows")
     if not len(x):
         raise ValueError("the data are empty")
     for name, values in (("x", x), ("y", y)):
@@ -202,10 +253,10 @@ def check_arrays(x: Tensor, y: Tensor, device: np.ndarray) -> None:
 
 
 def split_numbers(split: Sequence | np.ndarray, num_samples: int) -> np.ndarray:
-    """0, 1, 2 for train, validation, test."""
+    """[N] 0, 1 or 2 for train, validation or test, from these words or numbers."""
     split = np.asarray(split)
     if len(split) != num_samples:
-        raise ValueError(f"split needs one value a sample; got {len(split)} for {num_samples} samples")
+        raise ValueError(f"split needs one value per sample; got {len(split)} for {num_samples} samples")
     if split.dtype.kind in "iu" and np.isin(split, (0, 1, 2)).all():
         return split.astype(np.int64)
     names = {"train": 0, "validation": 1, "val": 1, "valid": 1, "test": 2}
@@ -216,11 +267,11 @@ def split_numbers(split: Sequence | np.ndarray, num_samples: int) -> np.ndarray:
 
 
 def split_by_shares(owner: np.ndarray, shares: tuple[float, float, float], seed: int) -> np.ndarray:
-    """Shuffle every device's samples and cut them by `shares`; training keeps at least one sample."""
+    """[N] 0, 1 or 2: the samples of each device, shuffled and split by `shares`; at least one is for training."""
     if len(shares) != 3 or not all(0 <= share < np.inf for share in shares) or shares[0] <= 0:
         raise ValueError(f"the split is train:validation:test, e.g. 3:0:1, with train above 0; got {shares}")
     rng = np.random.default_rng([seed, 0x5917])
-    order = np.lexsort((rng.random(len(owner)), owner))  # by device, shuffled within
+    order = np.lexsort((rng.random(len(owner)), owner))  # sorted by device, shuffled within a device
     size = np.bincount(owner)
     rank = np.empty(len(owner), dtype=np.int64)
     rank[order] = np.arange(len(owner)) - np.repeat(np.cumsum(size) - size, size)
@@ -228,19 +279,19 @@ def split_by_shares(owner: np.ndarray, shares: tuple[float, float, float], seed:
     size = size[owner]
     test = np.floor(size * shares[2] / total + 1e-9).astype(np.int64)
     validation = np.floor(size * shares[1] / total + 1e-9).astype(np.int64)
-    if shares[2] > 0:  # every device that can spare a sample gets one to be judged by
+    if shares[2] > 0:  # a device with two samples or more has at least one test sample
         test = np.maximum(test, np.minimum(1, size - 1))
     test = np.minimum(test, size - 1)
     validation = np.minimum(validation, size - 1 - test)
     return np.where(rank < test, 2, np.where(rank < test + validation, 1, 0))
 
 
-def one_a_device(values: np.ndarray, owner: np.ndarray, ids: np.ndarray, what: str) -> np.ndarray:
-    """The single value that all samples of a device share."""
+def one_per_device(values: np.ndarray, owner: np.ndarray, ids: np.ndarray, what: str) -> np.ndarray:
+    """[n] the value that all samples of a device have in common."""
     if len(values) == len(ids) and len(ids) != len(owner):
         return values
     if len(values) != len(owner):
-        raise ValueError(f"{what} needs one value a sample or a device; got {len(values)}")
+        raise ValueError(f"{what} needs one value per sample or per device; got {len(values)}")
     first = np.full(len(ids), -1, dtype=np.int64)
     first[owner[::-1]] = np.arange(len(owner))[::-1]
     result = values[first]

@@ -1,7 +1,7 @@
-"""A federation in a folder: samples are mapped, not read, so that a population may be larger than memory.
+"""A federation in a folder. Its samples are mapped from files, so that they may be larger than memory.
 
-federation.json | types, shapes, classes, and how inputs are scaled
-x, y            | the samples as plain numbers, sorted as `Federation` has them
+federation.json | types, shapes, number of classes, and how inputs are scaled
+x, y            | the samples as raw numbers, in the order of `Federation`
 *.npy           | bounds, ids, team, cluster
 """
 
@@ -19,16 +19,21 @@ from torch import Tensor
 from polytier.data.federation import Federation
 
 FILE = "federation.json"
-CHUNK = 64 << 20  # bytes that are written at once
+CHUNK = 64 << 20  # bytes that are written at a time
 COLUMNS = ("bounds", "ids", "team", "cluster")
 
 
 def is_stored(folder: Any) -> bool:
+    """Whether this is a folder that `save` wrote."""
     return isinstance(folder, str | Path) and (Path(folder).expanduser() / FILE).is_file()
 
 
 def save(federation: Federation, folder: Path | str) -> None:
-    """Write it to a new folder; federation.json comes last, without which there is no federation."""
+    """Write a federation to a new folder. federation.json is written last: it is there only if all the rest is.
+
+    Raises:
+        ValueError: the folder holds a federation already.
+    """
     folder = Path(folder)
     if (folder / FILE).exists():
         raise ValueError(f"{folder} holds a federation already; name a new folder")
@@ -51,6 +56,11 @@ def save(federation: Federation, folder: Path | str) -> None:
 
 
 def load(folder: Path | str) -> Federation:
+    """Map a federation that `save` wrote.
+
+    Raises:
+        ValueError: there is none, or files of it are broken.
+    """
     folder = Path(folder).expanduser().resolve()
     try:
         about = json.loads((folder / FILE).read_text(encoding="utf-8"))
@@ -73,6 +83,7 @@ def load(folder: Path | str) -> Federation:
 
 
 def fits(bounds: Tensor, x: Tensor, y: Tensor) -> bool:
+    """Whether the bounds are in order and inside the samples."""
     return bool(bounds.min() >= 0) and bool(bounds.diff(dim=1).min() >= 0) and int(bounds.max()) <= min(len(x), len(y))
 
 
@@ -80,30 +91,36 @@ def fits(bounds: Tensor, x: Tensor, y: Tensor) -> bool:
 
 
 def write(values: Tensor, path: Path) -> None:
+    """Write the numbers of a tensor to a file, some of them at a time."""
     with path.open("wb") as file:
         for part in values.split(max(1, CHUNK // max(1, values[:1].nbytes))):
             part.contiguous().numpy().tofile(file)
 
 
 def from_file(path: Path, dtype: str, shape: list[int]) -> Tensor:
-    """Mapped; whoever changes it changes his own copy."""
+    """A tensor that is mapped from a file. If it is changed, the file stays as it is.
+
+    Raises:
+        ValueError: the file has another size.
+    """
     kind, numel = getattr(torch, dtype), int(np.prod(shape))
     if os.path.getsize(path) != numel * kind.itemsize:
         raise ValueError(f"{path.name} has {os.path.getsize(path)} bytes, not {numel * kind.itemsize}")
     made = torch.from_file(str(path), shared=False, size=numel, dtype=kind) if numel else torch.zeros(0, dtype=kind)
     values = made.reshape(shape)
-    values.file = path, values._version  # type: ignore[attr-defined]  # for `as_file`; what is made of it has none
+    values.file = path, values._version  # type: ignore[attr-defined]  # for `as_file`; tensors computed from it have no such attribute
     return values
 
 
 def dtype_name(dtype: torch.dtype) -> str:
+    """Such as "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
 def as_file(values: Tensor, path: Path) -> tuple[Path, str, list[int]]:
-    """For `from_file`: the file that these numbers are mapped from, or `path`, which gets them."""
+    """The arguments of `from_file` for these numbers: the file they are mapped from, or `path`, which is written."""
     place, version = getattr(values, "file", (path, None))
-    if values._version != version:  # none yet, or changed since
+    if values._version != version:  # not from a file, or changed since
         place = path
         write(values, path)
     return place, dtype_name(values.dtype), list(values.shape)

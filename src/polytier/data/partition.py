@@ -1,8 +1,15 @@
 """Which sample goes to which device.
 
-Every partition is a function `(y, num_devices, rng, allowed=None, *, own arguments) -> Assignment`. `allowed`
-[devices, classes] says which labels a device may hold (from the team formation). Most partitions first decide
-on counts [devices, classes] and then deal out shuffled samples, so that no sample is given twice.
+A partition is a function `(y, num_devices, rng, allowed=None, *, own arguments) -> Assignment`:
+
+argument    | meaning
+y           | [N] labels of all samples, or [N, ...] other targets
+num_devices | number of devices
+rng         | the only source of random numbers
+allowed     | [devices, classes] bool, the labels that a device may hold, if the team formation decides on them; or None
+
+PARTITIONS has those that are known by name; `build_federation(partition=...)` also takes a function. Most partitions
+first compute counts [devices, classes] and then hand out shuffled samples, so that no sample is given twice.
 """
 
 from __future__ import annotations
@@ -21,14 +28,18 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True)
 class Assignment:
-    """Sample `index[k]` of the source goes to device `device[k]`.
+    """What a partition decides: sample `index[k]` of the source goes to device `device[k]`.
 
-    field   | shape           | meaning
-    index   | [K]             | rows of the source; rows not listed are left out
-    device  | [K]             | 0 to n - 1
-    split   | [K] or None     | 0 train, 1 validation, 2 test; None: cut later by shares
-    y       | [K] or None     | labels that replace the source's
-    cluster | [n] or None     | the true group of each device
+    Args:
+        index: [K] rows of the source; a row that is not listed is not used.
+        device: [K] a number from 0 to n - 1.
+        split: [K] 0 for training, 1 for validation, 2 for test; None: each device's samples are split later.
+        y: [K] labels that replace those of the source; None: they stay.
+        cluster: [n] the true group of each device, or None.
+
+    Example:
+        >>> import numpy as np
+        >>> halves = Assignment(index=np.arange(6), device=np.array([0, 0, 0, 1, 1, 1]))
     """
 
     index: Array
@@ -39,24 +50,59 @@ class Assignment:
 
 
 def apportion(total: int, weights: Array) -> Array:
-    """Whole numbers in proportion to the weights that add up to the total: steps of a rounded running sum."""
+    """Integers in proportion to the weights whose sum is `total`: the differences of a rounded cumulative sum.
+
+    Example:
+        >>> apportion(10, np.array([1, 1, 2])).tolist()
+        [2, 3, 5]
+    """
     running = np.cumsum(weights, dtype=np.float64)
     return np.diff(np.rint(running / running[-1] * total), prepend=0).astype(np.int64)
 
 
+def check_assignment(given: Assignment, num_samples: int, num_devices: int) -> Assignment:
+    """The assignment that a user's own partition returned.
+
+    Raises:
+        ValueError: it is none, it names samples or devices that do not exist, or a device gets no samples.
+    """
+    check(
+        isinstance(given, Assignment),
+        f"a partition returns an Assignment (polytier.Assignment(index, device)); got {type(given).__name__}",
+    )
+    index, device = np.asarray(given.index), np.asarray(given.device)
+    check(
+        index.ndim == 1 and index.shape == device.shape and index.dtype.kind in "iu" and device.dtype.kind in "iu",
+        "index and device of an Assignment are integers, one of each per sample; got "
+        f"{index.dtype} {index.shape} and {device.dtype} {device.shape}",
+    )
+    for name, values, size in (("index", index, num_samples), ("device", device, num_devices)):
+        inside = not len(values) or (int(values.min()) >= 0 and int(values.max()) < size)
+        check(inside, f"{name} of an Assignment goes from 0 to {size - 1}")
+    for name, rows in (("split", len(index)), ("y", len(index)), ("cluster", num_devices)):
+        values = getattr(given, name)
+        check(values is None or len(values) == rows, f"{name} of an Assignment needs {rows} values")
+    empty = np.setdiff1d(np.arange(num_devices), device)
+    check(not len(empty), f"the partition gives no samples to device {empty[0] if len(empty) else ''}")
+    return replace(given, index=index, device=device)
+
+
 def check(holds: bool, advice: str) -> None:
+    """Raise a ValueError with this advice unless the condition holds."""
     if not holds:
         raise ValueError(advice)
 
 
 def one_label(y: Array) -> Array:
+    """The labels; a ValueError if there is not one label per sample."""
     advice = "Use iid or power-law, or a single attribute"
     known = y.ndim == 1 and y.dtype.kind in "iu"
-    check(known, f"this partition needs one class label a sample; y is {y.dtype} {y.shape}. {advice}")
+    check(known, f"this partition needs one class label per sample; y is {y.dtype} {y.shape}. {advice}")
     return y
 
 
-def enough(num_samples: int, num_devices: int, minimum: int = 1) -> None:
+def check_enough(num_samples: int, num_devices: int, minimum: int = 1) -> None:
+    """Raise a ValueError if there are fewer than `minimum` samples per device."""
     check(
         num_devices >= 1 and minimum >= 1,
         f"ask for at least 1 device and a minimum of at least 1 sample; got {num_devices} and {minimum}",
@@ -69,7 +115,7 @@ def enough(num_samples: int, num_devices: int, minimum: int = 1) -> None:
 
 
 def deal(y: Array, counts: Array, rng: Rng) -> Assignment:
-    """Hand out shuffled samples: `counts[u, c]` of label c to device u."""
+    """Give `counts[u, c]` samples of label c to device u, at random."""
     index, device = [], []
     for label in np.flatnonzero(counts.any(0)):
         pool = rng.permutation(np.flatnonzero(y == label))
@@ -79,10 +125,10 @@ def deal(y: Array, counts: Array, rng: Rng) -> Assignment:
 
 
 def lift(counts: Array, minimum: int, allowed: Mask) -> Array:
-    """Move samples from the richest devices to those below the minimum.
+    """[n, classes] counts after samples were moved from the largest devices to those that have less than the minimum.
 
-    Every move fills the poor device, uses up one label of a rich one or brings that down to the minimum, so
-    this ends; a partition drawn again until it fits may never.
+    Every move brings the small device to the minimum, or uses up a label of the large one, or brings the large one
+    down to the minimum; so this ends. (To draw a partition again until it fits may never end.)
     """
     counts, size = counts.copy(), counts.sum(1)
     for poor in np.flatnonzero(size < minimum):
@@ -104,10 +150,10 @@ def lift(counts: Array, minimum: int, allowed: Mask) -> Array:
 
 
 def held_labels(y: Array, num_devices: int, per_device: int, allowed: Mask) -> Array:
-    """[n, classes]: device u holds labels u, u + 1, ... (mod C) of those it may hold.
+    """[n, classes] bool: device u holds `per_device` labels u, u + 1, ... (mod C) of those it may hold.
 
-    Where the formation limits labels, u counts the devices with the same allowed set, so that a team's labels
-    are used evenly. Labels without samples are passed over.
+    If the formation limits the labels, u counts the devices with the same allowed labels, so that the labels of a team
+    are used evenly. Labels without samples are skipped.
     """
     present = np.bincount(y, minlength=0 if allowed is None else allowed.shape[1]) > 0
     may = np.tile(present, (num_devices, 1)) if allowed is None else allowed & present
@@ -125,9 +171,9 @@ def held_labels(y: Array, num_devices: int, per_device: int, allowed: Mask) -> A
 
 
 def fitted(size: Array, holds: Array, pools: Array) -> Array:
-    """Sizes scaled so that the holders of every label ask together for about what there is of it.
+    """[n] sizes, scaled so that for every label the sizes of its holders sum to about its number of samples.
 
-    Otherwise a device beside a large one would get little of the label they share and much of its others.
+    Otherwise a device that shares a label with a large one would get few samples of it, and many of its other labels.
     """
     for _ in range(100):
         asked = np.where(holds, size[:, None], 0).sum(0)
@@ -137,16 +183,18 @@ def fitted(size: Array, holds: Array, pools: Array) -> Array:
 
 
 def labels(y: Array, num_devices: int, rng: Rng, allowed: Mask = None, *, per_device: int = 2) -> Assignment:
-    """A few labels per device, and devices of very unequal size (after PerMFL's and pFedMe's experiments).
+    """A few labels per device, and devices of very different size (after PerMFL's and pFedMe's experiments).
 
-    Every holder of a label gets 10 samples of it, then 300 to 599 more (fewer of a label that has not enough, at
-    most half of its rest), and the rest is shared out in proportion to the devices' sizes, drawn lognormal(0, 2).
+    Every device that holds a label gets 10 samples of it, then 300 to 599 more (fewer if there are not enough, together
+    at most half of what is left of the label). What is left then is divided in proportion to the sizes of the devices,
+    which are drawn from lognormal(0, 2).
 
-    Differs from the papers' code: there a share is drawn for each label and served while the label lasts, so that
-    many devices end with 10 samples of one of their labels; here a large device is large in all its labels.
+    Difference to the papers' code: there an amount is drawn for each label, and devices get it as long as there are
+    samples of the label, so that many devices have 10 samples of one of their labels. Here a large device has many
+    samples of all its labels.
     """
     y = one_label(y)
-    enough(len(y), num_devices)
+    check_enough(len(y), num_devices)
     holds = held_labels(y, num_devices, per_device, allowed)
     counts = np.zeros(holds.shape, dtype=np.int64)
     size = fitted(rng.lognormal(0, 2, num_devices), holds, np.bincount(y, minlength=holds.shape[1]))
@@ -177,11 +225,12 @@ def per_class(
 ) -> Assignment:
     """Fixed numbers of training and test samples of each class (sFedHP's settings 1 and 2).
 
-    The counts are over the population, shared out evenly among the devices that hold the class. With `shared`
-    they are per device: devices may then have images in common, but nobody trains on anyone's test images.
+    The counts are for the whole population, and are divided evenly among the devices that hold the class. With
+    `shared` they are per device: then devices may have images in common, but no training image of one device is a test
+    image of another.
     """
     y = one_label(y)
-    enough(len(y), num_devices)
+    check_enough(len(y), num_devices)
     check(train >= 1 and test >= 0, f"counts per class are TRAIN:TEST, at least 1:0; got {train}:{test}")
     holds = held_labels(y, num_devices, per_device, allowed)
     index, device, split = [], [], []
@@ -194,7 +243,7 @@ def per_class(
         )
         check(
             shared or train >= len(holders),
-            f"{train} training samples a class are too few for {len(holders)} devices; ask for more of them",
+            f"{train} training samples per class are too few for {len(holders)} devices; ask for more of them",
         )
         cut = len(pool) * train // (train + test) if shared else train
         for part, rows, count in ((0, pool[:cut], train), (2, pool[cut:], test)):
@@ -209,9 +258,12 @@ def per_class(
 def dirichlet(
     y: Array, num_devices: int, rng: Rng, allowed: Mask = None, *, alpha: float = 0.5, minimum: int = 10
 ) -> Assignment:
-    """Every class is shared out by Dirichlet(alpha) proportions, drawn once; then the poorest are lifted."""
+    """Every class is divided among the devices in proportions drawn from Dirichlet(alpha), once for each class.
+
+    Devices with fewer than `minimum` samples then get some of the largest ones.
+    """
     y = one_label(y)
-    enough(len(y), num_devices, minimum)
+    check_enough(len(y), num_devices, minimum)
     check(1e-6 <= alpha <= 1e6, f"Dirichlet's alpha must lie between 1e-6 and 1e6; got {alpha}")
 
     def draw(holders: Array) -> Array:
@@ -223,7 +275,7 @@ def dirichlet(
 def by_weights(
     y: Array, num_devices: int, rng: Rng, allowed: Mask, minimum: int, draw: Callable[[Array], Array]
 ) -> Assignment:
-    """Share out every class in proportion to `draw(those who may hold it)`, then lift the poorest."""
+    """Divide every class in proportion to `draw(devices that may hold it)`; then see to the minimum by `lift`."""
     pools = np.bincount(y, minlength=0 if allowed is None else allowed.shape[1])
     counts = np.zeros((num_devices, len(pools)), dtype=np.int64)
     for label, pool in enumerate(pools):
@@ -235,8 +287,8 @@ def by_weights(
 
 
 def iid(y: Array, num_devices: int, rng: Rng, allowed: Mask = None) -> Assignment:
-    """Samples at random, in parts whose sizes differ by at most one."""
-    enough(len(y), num_devices)
+    """Random samples; the sizes of the devices differ by at most one."""
+    check_enough(len(y), num_devices)
     if allowed is not None:
         return by_weights(one_label(y), num_devices, rng, allowed, 1, lambda who: np.ones(len(who)))
     return Assignment(rng.permutation(len(y)), blocks(len(y), num_devices))
@@ -245,8 +297,8 @@ def iid(y: Array, num_devices: int, rng: Rng, allowed: Mask = None) -> Assignmen
 def power_law(
     y: Array, num_devices: int, rng: Rng, allowed: Mask = None, *, exponent: float = 2.0, minimum: int = 10
 ) -> Assignment:
-    """Samples at random, in parts whose sizes above the minimum have the density s^-exponent."""
-    enough(len(y), num_devices, minimum)
+    """Random samples; the sizes of the devices above the minimum have the density s^-exponent."""
+    check_enough(len(y), num_devices, minimum)
     check(1.1 <= exponent < np.inf, f"the exponent of a power law must be 1.1 or more; got {exponent}")
     weights = rng.uniform(1e-9, 1, num_devices) ** (-1 / (exponent - 1))
     if allowed is not None:
@@ -256,13 +308,13 @@ def power_law(
 
 
 def column(y: Array, num_devices: int, rng: Rng, allowed: Mask = None, ids: Array | None = None) -> Assignment:
-    """The owners that the data name themselves, `ids` [N]; of more owners than devices some are drawn.
+    """The devices that the data name: `ids` [N] for each sample. If fewer devices are asked for, so many are drawn.
 
     Devices are numbered in the sorted order of the names that are kept.
     """
     if ids is None:
         raise ValueError("these data name no devices; use another partition: labels:2, iid, dirichlet, ...")
-    check(allowed is None, "devices that the data name hold their labels; form teams by random or sequential")
+    check(allowed is None, "the data say which labels a device has; form teams by random or sequential")
     names, owner = np.unique(ids, return_inverse=True)
     check(
         1 <= num_devices <= len(names),
@@ -274,12 +326,12 @@ def column(y: Array, num_devices: int, rng: Rng, allowed: Mask = None, ids: Arra
 
 
 def clustered(pools: list[Array], cluster: Array, rng: Rng, allowed: Mask) -> Assignment:
-    """The samples of each cluster's pool at random over its devices, evenly."""
+    """The samples `pools[c]` are divided evenly and at random among the devices of cluster c."""
     check(allowed is None, "clusters decide on their devices' labels; form teams by random or sequential")
     index, device = [], []
     for number, pool in enumerate(pools):
         members = np.flatnonzero(cluster == number)
-        enough(len(pool), len(members))
+        check_enough(len(pool), len(members))
         index.append(rng.permutation(pool))
         device.append(members[blocks(len(pool), len(members))])
     return Assignment(np.concatenate(index), np.concatenate(device), cluster=cluster)
@@ -288,10 +340,10 @@ def clustered(pools: list[Array], cluster: Array, rng: Rng, allowed: Mask) -> As
 def clusters_permuted(
     y: Array, num_devices: int, rng: Rng, allowed: Mask = None, *, num_clusters: int = 4, whole: bool = True
 ) -> Assignment:
-    """Groups of devices that name the classes differently (CoBo's first experiment).
+    """Clusters of devices in which the classes have different labels (CoBo's first experiment).
 
-    No two clusters give a class the same label; the first one keeps the true labels. Each cluster has the
-    whole data set, split at random over its devices; with `whole=false` the clusters share it out too.
+    No two clusters give a class the same label; the first one keeps the true labels. Each cluster has the whole data
+    set, divided at random among its devices; with `whole=false` the data set is divided among the clusters too.
     """
     y = one_label(y)
     num_classes = int(y.max(initial=0)) + 1
@@ -302,7 +354,7 @@ def clusters_permuted(
     cluster = blocks(num_devices, num_clusters, "clusters")
     parts = np.array_split(rng.permutation(len(y)), 1 if whole else num_clusters)
     given = clustered([parts[c % len(parts)] for c in range(num_clusters)], cluster, rng, allowed)
-    order = rng.permutation(num_classes)  # the classes on a ring; a cluster turns the ring by its own shift
+    order = rng.permutation(num_classes)  # the classes in a circle; each cluster has its own shift
     shift = np.append(0, rng.permutation(np.arange(1, num_classes)))[cluster[given.device]]
     renamed = order[(np.argsort(order)[y[given.index]] + shift) % num_classes]
     return replace(given, y=renamed)
@@ -318,9 +370,9 @@ def clusters_disjoint(
     sizes: tuple[int, ...] = (),
     classes_per_cluster: int = 0,
 ) -> Assignment:
-    """Groups of devices with classes of their own (CoBo's second experiment: sizes=6+6+7+7+8+8+9+9+10+10).
+    """Clusters of devices that have no class in common (CoBo's second experiment: sizes=6+6+7+7+8+8+9+9+10+10).
 
-    `sizes` are the devices of each cluster (not given: even); `classes_per_cluster` 0 uses all classes.
+    `sizes` are the numbers of devices per cluster (not given: about equal); `classes_per_cluster` 0 uses all classes.
     """
     y = one_label(y)
     check(

@@ -1,4 +1,4 @@
-"""Data made on the spot: synthetic(alpha, beta) of FedProx, and quadratics whose optimum is known."""
+"""Generated data: synthetic(alpha, beta) of FedProx, and quadratics whose optimum is known."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from polytier.data.federation import Federation
 
-SYNTHETIC, QUADRATICS, QUADRATIC_CLUSTERS = 0x51, 0x52, 0x53  # what the random numbers are for
+SYNTHETIC, QUADRATICS, QUADRATIC_CLUSTERS = 0x51, 0x52, 0x53  # keys: each kind of data has its own random numbers
 
 
 def synthetic(
@@ -20,13 +20,19 @@ def synthetic(
     max_samples: int = 25810,
     iid: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x [N, F] float32, y [N] int64 and device [N] int64 of synthetic(alpha, beta) (Li et al. 2020, FedProx).
+    """Generate synthetic(alpha, beta) (Li et al. 2020, FedProx).
 
     Device k draws u ~ N(0, alpha), B ~ N(0, beta); W, b ~ N(u, 1), v ~ N(B, 1); x ~ N(v, diag(j^-1.2)),
     y = argmax(softmax(W x + b)). alpha and beta are standard DEVIATIONS, as in the code of FedProx and
     pFedMe, not variances. With `iid` all devices share W, b ~ N(0, 1) and v = 0.
     Sizes follow a power law with density s^-2 between `min_samples` and `max_samples`: 1/s is uniform.
-    Every device has a generator of its own, so it holds the same data whatever the number of devices.
+    Every device has its own random generator, so that its data do not depend on the number of devices.
+
+    Returns:
+        x [N, F] float32, y [N] int64 and device [N] int64.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     check_synthetic(num_devices, alpha, beta, num_features, num_classes, min_samples, max_samples)
     deviation = np.arange(1, num_features + 1) ** -0.6  # the root of the variances j^-1.2
@@ -48,12 +54,13 @@ def synthetic(
 def check_synthetic(
     num_devices: int, alpha: float, beta: float, features: int, classes: int, smallest: int, largest: int
 ) -> None:
+    """Raise a ValueError if an argument of `synthetic` is out of range."""
     if min(num_devices, features, classes) < 1:
         raise ValueError(
             f"synthetic needs at least 1 device, feature and class; got {num_devices}, {features}, {classes}"
         )
     if not (0 <= alpha < np.inf and 0 <= beta < np.inf):
-        raise ValueError(f"alpha and beta are deviations, 0 or more; got {alpha} and {beta}")
+        raise ValueError(f"alpha and beta are standard deviations, 0 or more; got {alpha} and {beta}")
     if not 1 <= smallest <= largest:
         raise ValueError(f"sizes need 1 <= min_samples <= max_samples; got {smallest} and {largest}")
 
@@ -66,10 +73,13 @@ def quadratics(
     smoothness: float = 1.0,
     spread: float = 1.0,
 ) -> Federation:
-    """Strongly convex f_i(t) = 1/2 t' A_i t - b_i' t, one training sample a device: x = A_i, y = b_i.
+    """Strongly convex f_i(t) = 1/2 t' A_i t - b_i' t with one training sample per device: x = A_i, y = b_i, float64.
 
-    All is float64. The eigenvalues of every A_i lie in [mu, smoothness] and touch both ends (in one dimension
-    they are drawn between them). b_i = b + spread * noise_i: with spread 0 all devices share b.
+    The smallest eigenvalue of every A_i is mu, the largest is smoothness (in one dimension it is drawn between them).
+    b_i = b + spread * noise_i: with spread 0 all devices have the same b.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     import torch
 
@@ -96,9 +106,12 @@ def quadratics(
 def tridiagonal(num_devices: int = 24, p: int = 4, mu: float = 2e-4) -> Federation:
     """The strongly convex problem of multi-model federated learning (Bhuyan, Moharir, Joshi 2022, Eq. 4-9).
 
-    F_k(w) = 1/2 (w' A_k w - 2 b_k' w) + mu/2 |w|^2 in N p + 1 dimensions, as one training sample a device:
-    x = A_k + mu I, y = b_k, float64. A_k links the coordinates (k-1) p + 1 .. k p + 1 in a chain, the first and the
-    last device hold its ends, and b_1 = e_1 alone is not zero: together they are tridiagonal, -1, 2, -1.
+    F_k(w) = 1/2 (w' A_k w - 2 b_k' w) + mu/2 |w|^2 in N p + 1 dimensions, with one training sample per device:
+    x = A_k + mu I, y = b_k, float64. A_k connects the coordinates (k-1) p + 1 .. k p + 1 in a chain; the first and the
+    last device have its ends. The sum of all A_k is tridiagonal with -1, 2, -1. Only b_1 = e_1 is not zero.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     import torch
 
@@ -128,8 +141,11 @@ def quadratic_clusters(
 ) -> Federation:
     """f_i(t) = a_i/2 |t - mu_k|^2 (up to a constant) for device i of cluster k (CoBo, Example 2), as `quadratics`.
 
-    Clusters are even blocks of devices. a_i is drawn from [0.5, 1], so that any two devices of a cluster are
-    collaborative with M_ij <= 1/3, and mu_k from N(0, spread^2). x = a_i I, y = a_i mu_k.
+    Clusters are consecutive devices, of about equal number. a_i is drawn from [0.5, 1], so that any two devices of a
+    cluster are collaborative with M_ij <= 1/3, and mu_k from N(0, spread^2). x = a_i I, y = a_i mu_k.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     import torch
 

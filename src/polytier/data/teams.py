@@ -1,7 +1,8 @@
-"""Which device is in which team, and which labels a team's devices may hold.
+"""Which device is in which team, and which labels the devices of a team may hold.
 
-A formation returns the team of each device [n] and, if it decides on labels, which ones a device may hold
-[n, classes]; the partition then keeps to them. Its own arguments are keyword-only.
+A formation is a function `(num_devices, num_teams, num_classes, rng, *, own arguments)` that returns [n] the team of
+each device and, if it decides on labels, [n, classes] bool, the labels that a device may hold (else None). The
+partition gives a device no other labels.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ Formed = tuple[np.ndarray, np.ndarray | None]
 
 
 def blocks(num_devices: int, num_teams: int, what: str = "teams") -> np.ndarray:
-    """[n] the number of the block of each device; block sizes differ by at most one."""
+    """[n] the block of each device: consecutive devices, in blocks whose sizes differ by at most one.
+
+    Raises:
+        ValueError: there are more blocks than devices, or none; `what` names them in the message.
+    """
     if not 1 <= num_teams <= num_devices:
         raise ValueError(
             f"{num_teams} {what} of {num_devices} devices: each needs at least one device; "
@@ -25,20 +30,24 @@ def blocks(num_devices: int, num_teams: int, what: str = "teams") -> np.ndarray:
 
 
 def random(num_devices: int, num_teams: int, num_classes: int | None, rng: np.random.Generator) -> Formed:
-    """Devices at random, in teams whose sizes differ by at most one."""
+    """Random teams whose sizes differ by at most one."""
     return rng.permutation(blocks(num_devices, num_teams)), None
 
 
 def sequential(num_devices: int, num_teams: int, num_classes: int | None, rng: np.random.Generator) -> Formed:
-    """The first devices are the first team, and so on."""
+    """Consecutive devices form a team: the first ones the first team, and so on."""
     return blocks(num_devices, num_teams), None
 
 
 def label_groups(num_teams: int, num_classes: int | None, extend: Callable[[int], int]) -> np.ndarray:
-    """[teams, classes]: consecutive groups of labels, each reaching `extend(size)` labels further."""
+    """[teams, classes] bool: consecutive groups of labels; a group of `size` labels is extended by `extend(size)`.
+
+    Raises:
+        ValueError: there are more teams than classes.
+    """
     if num_classes is None or num_teams > num_classes:
         raise ValueError(
-            f"{num_teams} teams cannot share out {num_classes or 'no'} classes, at least one each; "
+            f"{num_teams} teams need at least one class each, there are {num_classes or 'no'} classes; "
             "ask for fewer teams or form them by random or sequential"
         )
     groups = np.zeros((num_teams, num_classes), dtype=bool)
@@ -49,12 +58,13 @@ def label_groups(num_teams: int, num_classes: int | None, extend: Callable[[int]
 
 
 def by_labels(num_devices: int, num_teams: int, num_classes: int | None, extend: Callable[[int], int]) -> Formed:
+    """Consecutive devices form a team; each team has a group of labels (see `label_groups`)."""
     team = blocks(num_devices, num_teams)
     return team, label_groups(num_teams, num_classes, extend)[team]
 
 
 def worst(num_devices: int, num_teams: int, num_classes: int | None, rng: np.random.Generator) -> Formed:
-    """Teams share no label: two teams of ten classes hold {0-4} and {5-9} (PerMFL, Table 2, worst case)."""
+    """Teams have no label in common: two teams of ten classes hold {0-4} and {5-9} (PerMFL, Table 2, worst case)."""
     return by_labels(num_devices, num_teams, num_classes, lambda size: 0)
 
 
@@ -71,9 +81,9 @@ def overlapping(
     *,
     overlap: float = 0.5,
 ) -> Formed:
-    """As `worst`, but a team of k labels also holds the next `overlap` * k (rounded)."""
+    """As `worst`, but a team of k labels also holds the next round(`overlap` * k) labels."""
     if not 0 <= overlap <= 1:
-        raise ValueError(f"overlap is a share of a team's labels, from 0 to 1; got {overlap}")
+        raise ValueError(f"overlap is a fraction of a team's labels, from 0 to 1; got {overlap}")
     return by_labels(num_devices, num_teams, num_classes, lambda size: round(overlap * size))
 
 
@@ -89,16 +99,28 @@ def learned(
     by: str = "",
     threshold: float = 0.5,
 ) -> Formed:
-    """The groups that a run has found: learned:RUN_FOLDER, from the last matrix in its collaboration.npz.
+    """The groups that a run has learned: learned:RUN_FOLDER, from the last matrix in its collaboration.npz.
 
-    by=connected: devices are in one team if a chain of pairs joins them whose weights are at least `threshold` times
-    the largest; by=shared (the default): and which have most of those they listen to in common; the number of teams
-    follows. by=spectral: spectral clustering into the number of teams asked for. Devices are known by their names.
+    Args:
+        num_devices: number of devices.
+        num_teams: number of teams, used by `by=spectral` only; otherwise it follows from the matrix.
+        num_classes: not used.
+        rng: not used.
+        names: [n] the names of the devices, by which they are found in the run.
+        asked: whether the user asked for `num_teams` teams; then it is an error if there are more or fewer.
+        source: the run folder, or its collaboration.npz.
+        by: "connected": devices are in one team if they are connected by pairs whose weights are at least `threshold`
+            times the largest one; "shared" (the default): only pairs count that also have most of the devices they
+            listen to in common; "spectral": spectral clustering.
+        threshold: see `by`.
+
+    Raises:
+        ValueError: there is no such run, it is about other devices, or it has another number of teams.
     """
     from polytier.tree.collaboration import FILE, load
 
     if not source:
-        raise ValueError("learned teams need a run that has found groups: learned:RUN_FOLDER")
+        raise ValueError("learned teams need a run that has learned groups: learned:RUN_FOLDER")
     path = Path(source).expanduser()
     path = path / FILE if path.is_dir() else path
     snapshots, _ = load(path)
@@ -107,7 +129,7 @@ def learned(
     unknown = [name for name in names.tolist() if str(name) not in place]
     if unknown:
         raise ValueError(
-            f"{path} is about {', '.join(list(place)[:3])}, .. ({len(place)} clients) and has no device {unknown[0]}; "
+            f"{path} is about {', '.join(list(place)[:3])}, ... ({len(place)} clients) and has no device {unknown[0]}; "
             "give a run over the same devices, with a method that compares devices and not teams"
         )
     here = last.take(np.array([place[str(name)] for name in names.tolist()]))

@@ -1,12 +1,12 @@
-"""Rows that nodes keep, in files of their own instead of memory and checkpoints: for populations too large for these.
+"""Rows that nodes keep, in files instead of memory and checkpoints, for populations that are too large for these.
 
-A checkpoint does not copy the rows. It starts an epoch, and from then on a row is noted in a journal, as it was, before
-it is written over for the first time; after a kill this brings the rows back to where the last checkpoint was.
+A checkpoint does not copy the rows. It starts an epoch. During an epoch the old value of a row is written to a journal
+before the row is overwritten for the first time. After a crash the journals restore the rows of the last checkpoint.
 
-FOLDER/TIER/.../*.rows .kept .noted | mapped tensors [nodes, ...]: rows, whether a node has any, and the epoch in which
-                                      its row was last noted
-FOLDER/epoch                        | the present epoch, for all processes
-FOLDER/journal-EPOCH-PID            | what one process noted: records of a length, then a pickled
+FOLDER/TIER/.../*.rows .kept .noted | mapped tensors [nodes, ...]: the rows, which are kept, and the epoch in which each
+                                      row was last written to a journal ("noted")
+FOLDER/epoch                        | the current epoch, for all processes
+FOLDER/journal-EPOCH-PID            | the journal of one process: records of a length, then a pickled
                                       (name, ids, rows or None)
 """
 
@@ -30,7 +30,7 @@ LENGTH = struct.Struct("<Q")
 
 
 class MappedMemory(Memory):
-    """Memory that a checkpoint need not copy; `folder` is kept from run to run."""
+    """Memory in files that a checkpoint does not copy. The folder belongs to the run and is used again on a resume."""
 
     folder: Path
 
@@ -55,18 +55,18 @@ class MappedMemory(Memory):
             noted[fresh] = epoch
 
     def advance(self) -> int:
-        """A new epoch, whose number belongs into the checkpoint that is written next."""
+        """Start a new epoch. Its number is stored in the checkpoint that is written next."""
         self._now += 1
         return self.epoch
 
     def forget(self) -> None:
-        """The last checkpoint is complete: what was noted before it is of no use any more."""
+        """Remove the journals of earlier epochs. Called when the last checkpoint is complete."""
         for epoch, path in self._journals():
             if epoch < self.epoch:
                 path.unlink()
 
     def undo(self, epoch: int) -> None:
-        """Back to the start of an epoch."""
+        """Restore the rows as they were at the start of an epoch."""
         for number, path in sorted(self._journals(), reverse=True):
             if number >= epoch:
                 for row, ids, rows in read_records(path):
@@ -76,10 +76,10 @@ class MappedMemory(Memory):
                     if rows is not None:
                         found[0][where] = torch.from_numpy(rows)
             path.unlink()
-        self._now[0] = max(self.epoch, epoch) + 1  # so that nothing counts as noted
+        self._now[0] = max(self.epoch, epoch) + 1  # a new epoch: no row is noted in it
 
     def _note(self, epoch: int, row: str, ids: Tensor, rows: Tensor | None) -> None:
-        """Complete in the file before the rows themselves change."""
+        """Append a record to the journal. It is complete in the file before the rows themselves change."""
         if len(ids):
             record = row, ids.numpy(), None if rows is None else rows.numpy()
             data = pickle.dumps(record, protocol=pickle.HIGHEST_PROTOCOL)
@@ -108,7 +108,7 @@ class MappedMemory(Memory):
 
 
 def read_records(path: Path) -> Iterator[tuple[RowName, np.ndarray, np.ndarray | None]]:
-    """All that are complete: the rows of one that is not have not been touched."""
+    """The complete records of a journal. The rows of an incomplete one were not overwritten yet."""
     with path.open("rb") as file:
         while len(head := file.read(LENGTH.size)) == LENGTH.size:
             (size,) = LENGTH.unpack(head)
@@ -119,7 +119,11 @@ def read_records(path: Path) -> Iterator[tuple[RowName, np.ndarray, np.ndarray |
 
 
 def reserve(path: Path, size: int) -> None:
-    """Make the file so long, on the disk too: a mapped page for which there is no room would end the process."""
+    """Allocate `size` bytes on disk. Without this, writing to a mapped page on a full disk would end the process.
+
+    Raises:
+        OSError: if there is not enough space.
+    """
     with path.open("ab") as file:
         if file.tell() >= size:
             return
@@ -127,7 +131,7 @@ def reserve(path: Path, size: int) -> None:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size)
             else:
-                file.truncate(size)  # macOS: room is only found to be missing later
+                file.truncate(size)  # macOS: missing space is only noticed later
         except OSError as error:
             path.unlink()
             raise OSError(

@@ -1,4 +1,4 @@
-"""Named rows that nodes keep from round to round."""
+"""Rows that nodes keep from round to round, by name."""
 
 from __future__ import annotations
 
@@ -79,11 +79,16 @@ class RowName(NamedTuple):
 
 
 class Memory:
-    """A tensor [nodes, ...] for each name of rows, and which nodes have written to it.
+    """For each name of rows: a tensor [nodes, ...], and [nodes] bool, which nodes have written to it.
 
-    With a folder the tensors are memory-mapped files that several processes share,
-    FOLDER/TIER/own/NAME/DTYPE.SHAPE.rows and .kept (children/NAME,FIELD for what parents remember): the path tells the
-    name, the type and the shape of a row, so that a process finds what another one has made.
+    With a folder the tensors are memory-mapped files that several processes share:
+    FOLDER/TIER/own/NAME/DTYPE.SHAPE.rows and .kept, or FOLDER/TIER/children/NAME,FIELD/... for what parents remember.
+    The path contains the name, the type and the shape of a row, so that a process can open what another one has
+    created.
+
+    Args:
+        topology: the tree.
+        folder: where the files are; None: in memory.
     """
 
     def __init__(self, topology: Topology, folder: Path | None = None) -> None:
@@ -117,7 +122,7 @@ class Memory:
         return torch.where(kept.reshape(-1, *[1] * (rows.ndim - 1)), rows, default.to(rows.dtype))
 
     def kept(self, tier: int, name: str, ids: Tensor, field: str | None = None) -> Tensor:
-        """[n] whether a node has rows of that name."""
+        """[n] bool, which of the nodes `ids` [n] have kept rows of that name."""
         found = self._open(RowName(tier, name, field).checked())
         return torch.zeros(len(ids), dtype=torch.bool) if found is None else found[1][ids]
 
@@ -125,19 +130,20 @@ class Memory:
         """Keep rows [n, ...] of the nodes `ids` [n].
 
         Raises:
-            ValueError: the name is too long, or rows of this name have another shape.
+            ValueError: the name is too long, or rows of another shape were kept under this name.
         """
         row = RowName(tier, name, field).checked()
         found = self._open(row) or self._create(row, rows.dtype, tuple(rows.shape[1:]))
         if found[0].shape[1:] != rows.shape[1:]:
             was, came = tuple(found[0].shape[1:]), tuple(rows.shape[1:])
-            raise ValueError(f"rows {name!r} were kept with shape {was} and now come with {came}")
+            what = f"rows {name!r} were kept with shape {was} and now come with {came}"
+            raise ValueError(f"{what}; keep them under another name, or always with the same shape")
         self._before_write(row, found, ids)
         found[0][ids] = rows
         found[1][ids] = True
 
     def state(self) -> dict[str, Tensor]:
-        """All rows, for a checkpoint: NAME/rows and NAME/kept."""
+        """All rows by name, for a checkpoint: NAME/rows and NAME/kept."""
         state = {}
         for row in sorted(self._known(), key=str):
             found = self._open(row)
@@ -146,7 +152,7 @@ class Memory:
         return state
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over what `state` gave; also that of version 0.1."""
+        """Restore what `state` returned, also in version 0.1."""
         for row, rows, kept in entries(state):
             found = self._create(row, rows.dtype, tuple(rows.shape[1:]))
             found[0].copy_(rows)
@@ -159,7 +165,7 @@ class Memory:
         return {*self._rows, *map(RowName.of_folder, folders)}
 
     def _before_write(self, row: RowName, found: tuple[Tensor, Tensor], ids: Tensor) -> None:
-        """For a memory that notes what is written over."""
+        """Called before rows are written; for a memory with a journal."""
 
     def _create(self, row: RowName, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         n = self.topology.size(row.tier)
@@ -221,12 +227,12 @@ def name_of_0_1(tier: int, name: str) -> RowName:
 
 
 def untouched(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros whose pages take no memory until they are written: of a large population few may ever take part."""
+    """Zeros whose pages take no memory until they are written. Of a large population few nodes may ever take part."""
     return torch.from_numpy(np.zeros(shape, torch.empty(0, dtype=dtype).numpy().dtype))
 
 
 def map_file(path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """A tensor that lives in a file; a new file is all zeros."""
+    """A tensor that is mapped from a file; a new file holds zeros."""
     numel = int(torch.Size(shape).numel())
     if numel == 0:
         path.touch()

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from polytier.data.npz import own_column
+from polytier.data.own import own_column
 from polytier.data.pack import dtype_name
 from polytier.data.sources import reading
 from polytier.runs.folder import about_inputs, atomic, write_tensors

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from polytier._text import spec as parse
-from polytier.data.build import build_federation, is_npz, load
+from polytier.data.build import build_federation, is_npz, load_source
 from polytier.data.federation import Federation
 from polytier.data.pack import is_stored
-from polytier.data.sources import MADE, default_dir
+from polytier.data.sources import GENERATED, default_dir
 from polytier.runs.spec import RunSpec, read_numbers, read_teams, settings
 from polytier.tree.topology import Topology, nested
 
@@ -59,11 +59,11 @@ def make_federation(spec: RunSpec) -> tuple[Federation, RunSpec]:
     if spec.per_class is not None:
         per_class = read_numbers("per_class", spec.per_class, int, 2, "20:5")
     directory = None if spec.data_dir is None else Path(spec.data_dir).expanduser().resolve()
-    if directory is None and not own_file and spec.data.split(":")[0] not in ("digits", *MADE):
+    if directory is None and not own_file and spec.data.split(":")[0] not in ("digits", *GENERATED):
         directory = default_dir().resolve()
     source: Any = Path(spec.data).expanduser().resolve()
     if not own_file:
-        source = load(spec.data, directory, spec.devices, spec.seed)
+        source = load_source(spec.data, directory, spec.devices, spec.seed)
     federation = build_federation(
         source,
         data_dir=directory,

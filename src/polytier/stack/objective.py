@@ -1,12 +1,12 @@
-"""Losses and gradients of a stack of devices, for any torch module and any loss a sample.
+"""Losses and gradients of a stack of models, for any torch module and any loss with one value per sample.
 
-A model is a flat row [d]; the module sees views of it. The gradient of a stack [n, d] is
-`vmap(grad(loss))`, traced once a shape and then run without autograd. How a stack is run is its
-`batching`, found by `choose_batching`:
+A model is a flat row [d] of the parameters that train; the module sees views of it. Parameters that do not train are
+in the module, once for all rows. The gradient of a stack [n, d] is `vmap(grad(loss))`, traced once per shape and then
+run without autograd. `batching` says how a stack is computed; `choose_batching` finds the right one:
 
     stacked | the traced graph of n rows
-    single  | the traced graph of one row, row by row: where a row's bits would depend on its neighbours
-    eager   | autograd, row by row: where the module cannot be traced
+    single  | the traced graph of one row, row by row; for modules whose bits depend on the size of the stack
+    eager   | autograd, row by row; for modules that cannot be traced
 """
 
 from __future__ import annotations
@@ -31,13 +31,46 @@ from polytier.stack.rows import LINE, aligned
 from polytier.stack.tracing import trace
 from polytier.tree import random
 
-Piece = Tensor | tuple[Tensor, Tensor]  # [n, k], or the factors [n, a, c], [n, c, b] of products with a * b = k
+# k columns of a gradient: [n, k], or two factors [n, a, c] and [n, c, b] whose products have a * b = k numbers
+Piece = Tensor | tuple[Tensor, Tensor]
 BATCHINGS = ("stacked", "single", "eager")
 ALL = Trainable()
 
 
 class Objective:
-    """f(theta) = mean loss over a batch + l2/2 |theta|^2, for every row of a stack."""
+    """f(theta) = mean loss over a batch + l2/2 |theta|^2, for every row theta of a stack.
+
+    Args:
+        module: the model; it is copied.
+        loss: a function (outputs [B, ...], targets [B, ...]) -> one value per sample [B].
+        l2: the weight of the squared norm of the parameters that train.
+        dtype: all floating point parameters and inputs have this type.
+        device: where gradients are computed, such as "cpu" or "cuda".
+        batching: "stacked", "single" or "eager", see above.
+        trainable: which parameters train.
+
+    Attributes:
+        names: names of the parameters that train, in the order of the row.
+        shapes, sizes: their shapes and numbers of elements.
+        dimension: d, the length of a row.
+        initial: [d] the row of the module as it was given.
+        frozen_size: the number of elements of all other parameters.
+
+    Raises:
+        ValueError: the module has no parameters, or nothing would train.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from polytier import Trainable
+        >>> module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> objective = Objective(module, trainable=Trainable("head"))
+        >>> objective.names, objective.dimension, objective.frozen_size
+        (['2.weight', '2.bias'], 27, 40)
+        >>> theta = objective.initial.repeat(5, 1)  # the models of five devices
+        >>> objective.outputs(theta, torch.zeros(5, 16, 4)).shape
+        torch.Size([5, 16, 3])
+    """
 
     def __init__(
         self,
@@ -60,7 +93,7 @@ class Objective:
         self.dimension = sum(self.sizes)
         self.initial = torch.cat([p.detach().reshape(-1) for p in parameters.values()]).cpu()  # [d]
         self.dropouts = key_dropouts(self.module)
-        self.module.eval()  # what else a layer draws in training mode would come from torch's hidden generator
+        self.module.eval()  # in training mode other layers would draw from torch's global generator
         self.module.requires_grad_(False)
         self.frozen_size = sum(p.numel() for p in self.frozen.values())
         self._compiled: dict[Any, Callable] = {}
@@ -78,14 +111,17 @@ class Objective:
         return {name: p for name, p in self.module.named_parameters() if name not in trained}
 
     def all_parameters(self, row: Tensor) -> dict[str, Tensor]:
-        """Every parameter of the model `row` [d] by name, in the module's order: those of the row, and the frozen."""
+        """All parameters of the model `row` [d] by name, in the order of the module: the row's and the frozen ones."""
         own = self.parameters(row)
         return {name: own.get(name, p) for name, p in self.module.named_parameters()}
 
     def share_frozen(self, folder: Path) -> None:
-        """Move the frozen parameters into files, which other processes map instead of being sent a copy."""
+        """Move the frozen parameters into files in `folder`.
+
+        A pickle of the objective then names the files, and other processes map them instead of getting a copy.
+        """
         if any(path.exists() for path, _, _ in self._files.values()):
-            return  # models alike share one objective
+            return  # it is shared by several models, and was moved for the first one
         for k, (name, values) in enumerate(self.frozen.items()):
             self._files[name] = as_file(values.detach().cpu(), folder / f"frozen-{k}")
         empty: dict[int, Any] = {id(p): nn.Parameter(p.new_empty(0), False) for p in self.frozen.values()}
@@ -93,9 +129,9 @@ class Objective:
         self._place_frozen()
 
     def _place_frozen(self) -> None:
-        """Map the frozen parameters from their files, if they are in files; else let each start at an aligned address.
+        """Map the frozen parameters from their files; without files, give each an aligned address.
 
-        A product depends in its last bits on the addresses and the strides of its factors (see `aligned`).
+        The last bits of a product depend on the addresses and the strides of its factors (see `aligned`).
         """
         for name, parameter in self.frozen.items():
             values = from_file(*self._files[name]) if name in self._files else parameter.data
@@ -123,13 +159,13 @@ class Objective:
     # -- one row ---------------------------------------------------------------------------------
 
     def parameters(self, row: Tensor) -> dict[str, Tensor]:
-        """Views of a row [d] (or of a stack [n, d]) by parameter name."""
+        """Views of a row [d], or of a stack [n, d], by the name of the parameter."""
         parts = row.split(self.sizes, dim=-1)
         lead = row.shape[:-1]
         return {n: p.reshape(*lead, *s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
 
     def apply(self, row: Tensor, inputs: Tensor, key: Tensor | None = None) -> Tensor:
-        """Outputs [B, ...] of the model `row`; `key` [B] draws the dropout of training."""
+        """[B, ...] outputs of the model `row` [d] on inputs [B, ...]; with `key` [B], with dropout drawn from it."""
         for layer in self.dropouts:
             layer.key = key
         try:
@@ -139,24 +175,36 @@ class Objective:
                 layer.key = None  # it may be a tensor of torch.func, which cannot be pickled
 
     def mean_loss(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor | None = None) -> Tensor:
+        """The loss of one row, weighted over its samples, without the l2 term."""
         return (weight * self.sample_loss(self.apply(row, x, key), y)).sum()
 
     def row_loss(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor | None = None) -> Tensor:
+        """The objective of one row, with the l2 term."""
         value = self.mean_loss(row, x, y, weight, key)
         return value + 0.5 * self.l2 * (row * row).sum() if self.l2 else value
 
     # -- a stack of rows -------------------------------------------------------------------------
 
     def grad(self, theta: Tensor, batch: Batch, loss: Callable | None = None, extra: tuple = ()) -> Tensor:
-        """[n, d] gradients, each of its own row on its own samples.
+        """[n, d] the gradient of each row on its own samples.
 
-        `loss(apply, row, x, y, weight, *extra)` replaces the objective; `extra` are rows [n, ...].
+        Args:
+            theta: [n, d] the models.
+            batch: the samples of each.
+            loss: replaces the objective, `loss(apply, row, x, y, weight, *extra)` for one row, where
+                `apply(row, inputs)` are the outputs of the model.
+            extra: rows [n, ...] that are passed to `loss`.
         """
         found = self._stack("grad", theta, batch, loss, extra)
         return found.add_(theta, alpha=self.l2) if self.l2 and loss is None else found
 
     def grad_pieces(self, theta: Tensor, batch: Batch) -> Iterator[tuple[Tensor | slice, list[Piece]]]:
-        """The same, some rows at a time, as columns that lie side by side: a step need not put a row together."""
+        """The same gradients for some rows at a time, as columns side by side, so that they need not be concatenated.
+
+        Yields:
+            Which rows, and their columns from left to right (see `Piece`). They are new tensors, which may be written
+            to; the rows `theta` may be changed as soon as their columns are used.
+        """
         if self.batching != "stacked":
             yield slice(None), [self.grad(theta, batch)]
             return
@@ -169,13 +217,14 @@ class Objective:
                 yield rows, self._with_l2(pieces, x) if self.l2 else pieces
 
     def _with_l2(self, pieces: list[Piece], theta: Tensor) -> list[Any]:
+        """The columns plus l2 * theta."""
         whole = [columns(piece) for piece in pieces]
         for piece, x in zip(whole, theta.split([piece.shape[1] for piece in whole], 1), strict=True):
             piece.add_(x, alpha=self.l2)
         return whole
 
     def loss(self, theta: Tensor, batch: Batch, loss: Callable | None = None, extra: tuple = ()) -> Tensor:
-        """[n] values of the objective."""
+        """[n] the value of the objective for each row; arguments as for `grad`."""
         return self._stack("loss", theta, batch, loss, extra)
 
     def outputs(self, theta: Tensor, inputs: Tensor) -> Tensor:
@@ -183,12 +232,13 @@ class Objective:
         return self._run("outputs", None, (theta, inputs))
 
     def sample_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """[n, B] the loss of every sample, from outputs [n, B, ...]; of each row by itself, as in training."""
+        """[n, B] one loss per sample, from outputs and targets [n, B, ...]; computed row by row, as in training."""
         if self.batching == "stacked":
             return vmap(self.sample_loss)(outputs, targets)
         return torch.stack([self.sample_loss(o, t) for o, t in zip(outputs, targets, strict=True)])
 
     def _stack(self, kind: str, theta: Tensor, batch: Batch, loss: Callable | None, extra: tuple) -> Tensor:
+        """Gradients or values of all rows; each group of the batch is computed by itself."""
         if len(batch.groups) == 1 and len(batch.groups[0].x) == len(theta):
             return self._run(kind, loss, (theta, *self._data(batch.groups[0]), *extra))
         result = None
@@ -201,11 +251,12 @@ class Objective:
         return result
 
     def _data(self, group: Group) -> tuple[Tensor, ...]:
+        """The arguments of a loss after the row."""
         data = (group.x, group.y, group.weight)
         return data if group.key is None else (*data, group.key)
 
     def _run(self, kind: str, loss: Callable | None, stacks: tuple[Tensor, ...]) -> Tensor:
-        """Every row of the stacks."""
+        """Compute all rows as `batching` says; `stacks` are the arguments, each [n, ...]."""
         n = len(stacks[0])
         if self.batching == "eager":
             return torch.stack([self._eager(kind, loss, [s[i] for s in stacks]) for i in range(n)])
@@ -215,10 +266,12 @@ class Objective:
         return results[0] if len(results) == 1 else torch.cat(results)
 
     def _traced(self, kind: str, loss: Callable | None, inputs: Sequence[Tensor], stacked: bool) -> Tensor:
+        """The result of a graph as one tensor."""
         found = self._graph(kind, loss, inputs, stacked)
         return found if isinstance(found, Tensor) else torch.cat([columns(piece) for piece in found], 1)
 
     def _graph(self, kind: str, loss: Callable | None, inputs: Sequence[Tensor], stacked: bool) -> Any:
+        """Run the graph for inputs of these shapes, which is traced the first time; gradients come in pieces."""
         inputs = [aligned(inputs[0]) if stacked else inputs[0], *(i.contiguous() for i in inputs[1:])]
         signature = (kind, loss, stacked, *[i.shape for i in inputs])
         compiled = self._compiled.get(signature)
@@ -255,17 +308,21 @@ class Objective:
         return of_stack
 
     def _eager(self, kind: str, loss: Callable | None, inputs: list[Tensor]) -> Tensor:
+        """One row by autograd."""
         function = self._function(kind, loss)
         if kind != "grad":
             with torch.no_grad():
                 return function(*inputs)
-        # autograd itself: torch.func does not pass through every old autograd function
+        # torch.autograd, because torch.func does not support every autograd function
         row = inputs[0].detach().requires_grad_()
         with torch.enable_grad():
             return torch.autograd.grad(function(row, *inputs[1:]), row)[0]
 
     def _function(self, kind: str, loss: Callable | None) -> Callable:
-        """What is computed for one row, or its gradient is; that of l2 is known, and added by who asks."""
+        """The function of one row that is computed or differentiated.
+
+        For gradients it has no l2 term: `grad` adds the gradient of that.
+        """
         if kind == "outputs":
             return self.apply
         if loss is None:
@@ -294,20 +351,35 @@ class SharedLookup(TorchFunctionMode):
 
 
 def stacks_of(n: int) -> list[slice]:
-    """A multiple of 4 rows at once, then 2 and 1, so that few shapes are traced."""
+    """n rows as a multiple of 4, then 2 and 1, so that few shapes are traced.
+
+    Example:
+        >>> stacks_of(7)
+        [slice(0, 4, None), slice(4, 6, None), slice(6, 7, None)]
+    """
     ends = list(itertools.accumulate((n - n % 4, n & 2, n & 1), initial=0))
     return [slice(start, end) for start, end in itertools.pairwise(ends) if end > start]
 
 
 def columns(piece: Piece) -> Tensor:
-    """[n, k] the numbers of a piece."""
+    """[n, k] a piece as one tensor."""
     return piece if isinstance(piece, Tensor) else torch.bmm(*piece).flatten(1)
 
 
 def choose_batching(objective: Objective, batch: Batch, generator_key: int = 0) -> str:
-    """The fastest batching whose rows do not depend on their neighbours, to the bit; tried on a real batch.
+    """Find the fastest batching for which a row has the same bits in a stack and alone, and set it.
 
-    Nor on where in memory they lie: a row alone is a copy.
+    Args:
+        objective: its `batching` is changed.
+        batch: a real batch of some devices. Each row is also computed alone, as a copy: its bits must not depend on
+            its address either.
+        generator_key: of the random models that are tried.
+
+    Returns:
+        "stacked", "single" or "eager".
+
+    Raises:
+        ValueError: the module changes its inputs or frozen parameters in place.
     """
     noise = random.uniform(random.node_keys(generator_key, torch.arange(batch.num_rows)), objective.dimension)
     theta = (objective.initial + (0.1 * (noise - 0.5)).to(objective.dtype)).to(objective.device)
@@ -321,7 +393,7 @@ def choose_batching(objective: Objective, batch: Batch, generator_key: int = 0) 
             values = objective.loss(theta, batch)
             values_alone = [objective.loss(theta[i : i + 1].clone(), batch.row(i)) for i in range(len(theta))]
         except (RuntimeError, NotImplementedError, TypeError, ValueError, KeyError, AssertionError):
-            continue  # not traceable or not stackable: the next one down
+            continue  # the module cannot be traced, or not for a stack: try the next batching
         if torch.equal(whole, torch.cat(alone)) and torch.equal(values, torch.cat(values_alone)):
             found = batching
             break
@@ -329,15 +401,23 @@ def choose_batching(objective: Objective, batch: Batch, generator_key: int = 0) 
     objective.grad(theta, batch)
     if not all(torch.equal(x, group.x) for x, group in zip(before, batch.groups, strict=True)):
         raise ValueError(
-            "the model changes its inputs in place, which others use too; let its forward make new tensors"
+            "the model changes its inputs in place, but they are used again; let its forward make new tensors"
         )
     if [p._version for p in objective.frozen.values()] != versions:
-        raise ValueError("the model changes frozen parameters in place, which all devices share; train them, or not")
+        raise ValueError(
+            "the model changes frozen parameters in place, but all devices share them; let its forward make new tensors"
+        )
     return found
 
 
 class KeyedDropout(nn.Module):
-    """Dropout whose mask is drawn from a key a sample, so that it is the same in any stack."""
+    """Dropout whose mask is drawn from one key per sample, so that it is the same in any stack.
+
+    Args:
+        p: the probability of zero.
+        layer: the number of the layer; each layer draws other numbers.
+        channels: whether whole channels are dropped, as in `nn.Dropout2d`.
+    """
 
     def __init__(self, p: float, layer: int, channels: bool) -> None:
         super().__init__()
@@ -354,7 +434,7 @@ class KeyedDropout(nn.Module):
 
 
 def key_dropouts(module: nn.Module) -> list[KeyedDropout]:
-    """Replace every dropout layer inside `module` by a keyed one."""
+    """Replace every dropout layer inside `module` by a `KeyedDropout`, and return these."""
     found: list[KeyedDropout] = []
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):

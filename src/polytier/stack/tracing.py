@@ -1,4 +1,4 @@
-"""Functions of tensors as graphs of plain operations, traced once a shape and made leaner."""
+"""Functions of tensors as graphs of plain operations: traced once per shape, and simplified."""
 
 from __future__ import annotations
 
@@ -17,22 +17,39 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 aten = torch.ops.aten
-LARGE = 1 << 16  # numbers of a product that is better added to a row than made (at least 400, or torch has other bits)
-TURNED = 6  # up to so many times the rows of x, W may have more and W x^T is as fast as x W^T or up to twice as fast
+# elements of a product from which it is faster to add it to a row than to compute it first (at least 400: below that
+# torch uses another kernel, with other bits)
+LARGE = 1 << 16
+# (W x^T)^T is used instead of x W^T if W has at most so many times as many rows as x: it takes as long, or half as long
+TURNED = 6
 RESHAPING = (aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.unsqueeze.default)
 
 
 def trace(function: Callable, inputs: Sequence[Tensor], pieces: bool = False) -> Callable:
-    """The function for inputs of these shapes. `pieces`: what it would put side by side, as a list (`take_apart`)."""
+    """Trace a function for inputs of these shapes.
+
+    Args:
+        function: of tensors, without branches on their values.
+        inputs: examples; they are cloned, in case the function changes them.
+        pieces: return the columns that the function concatenates at its end as a list (see `take_apart`).
+
+    Returns:
+        A function of tensors of these shapes that runs the same operations without autograd and without Python code in
+        between. Tensors that are not inputs (parameters and buffers of a module) are referenced, not copied.
+
+    Raises:
+        TypeError: an operation gives no tensor, so that what follows may depend on the values.
+    """
     inputs = [i.clone() for i in inputs]
     record = Record(inputs)
     with torch.no_grad(), warnings.catch_warnings(), record:
-        warnings.simplefilter("ignore")  # about tracing internals, nothing a user could act on
+        warnings.simplefilter("ignore")  # they are about tracing; a user can do nothing about them
         found = function(*inputs)
     graph = record.graph
     graph.output(record.node_of(found))
     graph.eliminate_dead_code()
-    if not any(schema.is_mutable for schema in map(schema_of, calls(graph)) if schema):  # a module's own steps in place
+    # a graph in which the module itself has operations in place is not simplified
+    if not any(schema.is_mutable for schema in map(schema_of, calls(graph)) if schema):
         drop_ones(graph)
         drop_idle(graph)
         turn_products(graph)
@@ -40,26 +57,30 @@ def trace(function: Callable, inputs: Sequence[Tensor], pieces: bool = False) ->
     if pieces:
         take_apart(graph)
     for node in graph.nodes:
-        node.meta.clear()  # the values of this call
+        node.meta.clear()  # frees the values of the example
     return direct(graph, record.constants)
 
 
 class Record(TorchDispatchMode):
-    """Writes down each operation that is done meanwhile. (torch's make_fx does more, and takes five times as long.)"""
+    """Records each operation in a graph while it is active.
+
+    torch's make_fx does more, and takes five times as long.
+    """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
         self.graph, self.constants = torch.fx.Graph(), SimpleNamespace()
-        self.nodes: dict[int, torch.fx.Node] = {}  # by the id of a tensor, which lives as long as its node
+        self.nodes: dict[int, torch.fx.Node] = {}  # by the id of the tensor, which `meta` keeps alive
         for k, tensor in enumerate(inputs):
             self.know(tensor, self.graph.placeholder(f"input_{k}"))
 
     def know(self, value: Tensor, node: torch.fx.Node) -> None:
+        """Remember that this node gave this tensor."""
         self.nodes[id(value)] = node
         node.meta["val"] = value
 
     def node_of(self, value: Any) -> Any:
-        """The node that gave a tensor: a constant, if none did; other values are themselves."""
+        """The node that gave a tensor; if none did, a new constant. Other values are returned as they are."""
         if isinstance(value, Tensor) and id(value) not in self.nodes:
             name = f"constant_{len(vars(self.constants))}"
             setattr(self.constants, name, value)
@@ -72,7 +93,7 @@ class Record(TorchDispatchMode):
             simpler = func.decompose(*args, **kwargs)
         if simpler is not NotImplemented:
             return simpler
-        if func is aten.lift_fresh.default:  # a number that was written out: steps in place must not change it
+        if func is aten.lift_fresh.default:  # a literal number: operations in place must not change it
             func = aten.lift_fresh_copy.default
         node = self.graph.call_function(func, *tree_map(self.node_of, (args, kwargs)))
         found = func(*args, **kwargs)
@@ -87,7 +108,7 @@ class Record(TorchDispatchMode):
 
 
 def direct(graph: Any, constants: Any) -> Callable:
-    """The graph as a function that calls its operations without their shells: of small ones these are a fifth."""
+    """The graph as a function that calls each operation without its Python wrapper, a fifth of a small one's time."""
     code = graph.python_code("self")
     names = dict(code.globals)
 
@@ -102,25 +123,30 @@ def direct(graph: Any, constants: Any) -> Callable:
 
 
 def calls(graph: Any) -> list[Any]:
+    """The nodes that call an operation."""
     return [node for node in graph.nodes if node.op == "call_function"]
 
 
 def schema_of(node: Any) -> Any:
-    """None for what is no operation on tensors: taking one of a list."""
+    """The schema of a node's operation; None for the one that takes an element of a list."""
     return getattr(node.target, "_schema", None)
 
 
 def value(node: Any) -> Tensor:
-    """What the node gave when it was traced: its shape and type."""
+    """The tensor that a node gave for the example; for its shape and type."""
     return node.meta["val"]
 
 
 def alike(a: Any, b: Any) -> bool:
+    """Whether two nodes give tensors of the same shape and type."""
     return value(a).shape == value(b).shape and value(a).dtype == value(b).dtype
 
 
 def drop_ones(graph: Any) -> None:
-    """A gradient starts with a factor one for the loss: without it, the loss itself need not be computed."""
+    """Remove multiplications by ones.
+
+    A gradient starts with ones of the shape of the loss; without them the loss itself need not be computed.
+    """
     ones = set()
     for node in calls(graph):
         if node.target is aten.ones_like.default or (node.target in RESHAPING and node.args[0] in ones):
@@ -134,7 +160,7 @@ def drop_ones(graph: Any) -> None:
 
 
 def drop_idle(graph: Any) -> None:
-    """Remove steps that give back what they were given: on small models each costs as much as a product."""
+    """Remove operations that return their argument; in small models each takes as long as a product."""
     for node in calls(graph):
         source = node.args[0]
         idle = node.target in RESHAPING and value(source).shape == value(node).shape
@@ -148,9 +174,10 @@ def drop_idle(graph: Any) -> None:
 
 
 def turn_products(graph: Any) -> None:
-    """x W^T as (W x^T)^T, and errors e^T W that go back likewise: with ten classes that takes half the time.
+    """Compute x W^T as (W x^T)^T, and products e^T W of the backward pass likewise.
 
-    Unless W has far more rows than x. The gradient of a weight stays as it lies in its row.
+    With ten classes this takes half the time. It is not done if W has many more rows than x. The gradient of a weight
+    keeps the layout it has in the row.
     """
     for node in calls(graph):
         if node.target is not aten.bmm.default or value(node).shape[2] > TURNED * value(node).shape[1]:
@@ -167,16 +194,17 @@ def turn_products(graph: Any) -> None:
 
 
 def turned(graph: Any, node: Any) -> Any:
+    """The transposed matrices of a stack."""
     return node.args[0] if is_turned(node) else graph.call_function(aten.transpose.int, (node, 1, 2))
 
 
 def is_turned(node: Any) -> bool:
-    """Whether each matrix of a stack is transposed here."""
+    """Whether this node transposes each matrix of a stack."""
     return node.target is aten.transpose.int and {d % 3 for d in node.args[1:]} == {1, 2}
 
 
 def add_in_place(graph: Any) -> None:
-    """Scatter into the zeros that were made for it, not into a copy of them."""
+    """Scatter into new zeros in place, instead of into a copy of them."""
     for node in calls(graph):
         if node.target is aten.scatter_add.default:
             zeros = node.args[0]
@@ -185,16 +213,16 @@ def add_in_place(graph: Any) -> None:
 
 
 def take_apart(graph: Any) -> None:
-    """Give the parts of a row instead of the row, which saves a copy of it, if each is a tensor of its own.
+    """Return the columns of a row as a list instead of concatenated, if each is a new tensor; this saves a copy.
 
-    A part that is a large product is given as its two factors.
+    A part that is a large product is returned as its two factors.
     """
     (output,) = (node for node in graph.nodes if node.op == "output")
     (row,) = output.args
     parts = list(row.args[0]) if row.target is aten.cat.default and list(row.args[1:]) == [1] else [row]
     sources = [source(part) for part in parts]
     apart = all(node.op == "call_function" for node in sources) and len(set(sources)) == len(parts)
-    written = {*sources, first_input(graph)}  # whoever steps along the parts changes these as he goes
+    written = {*sources, first_input(graph)}  # a solver changes these while it goes through the parts
     for k, node in enumerate(sources if apart else []):
         product = node.target is aten.bmm.default and len(node.users) == 1 and is_reshaped(parts[k], node)
         factors = product and not written & {source(factor) for factor in node.args}
@@ -205,9 +233,9 @@ def take_apart(graph: Any) -> None:
 
 
 def source(node: Any) -> Any:
-    """The node whose memory this one shows. Of numbers that are shown more than once: the graph's first input."""
+    """The node whose memory a node is a view of; the graph's first input for a view that repeats elements (expand)."""
     while node.op == "call_function":
-        schema = schema_of(node) or schema_of(node.args[0])  # one of a list shares memory as the list does
+        schema = schema_of(node) or schema_of(node.args[0])  # an element of a list is a view if the list has views
         if not any(r.alias_info for r in schema.returns):
             break
         node = first_input(node.graph) if node.target is aten.expand.default else node.args[0]
@@ -215,9 +243,10 @@ def source(node: Any) -> Any:
 
 
 def first_input(graph: Any) -> Any:
+    """The node of the rows."""
     return next(iter(graph.nodes))
 
 
 def is_reshaped(node: Any, of: Any) -> bool:
-    """Whether it shows all of that node, in another shape."""
+    """Whether `node` is all of `of`, possibly in another shape."""
     return node is of or (node.target in RESHAPING and is_reshaped(node.args[0], of))

@@ -19,7 +19,7 @@ from polytier._errors import FAULT, Stopped
 from polytier._errors import INTERRUPTED as EXIT_INTERRUPTED
 from polytier._terminal import say, silence, wide_console
 from polytier._text import duration
-from polytier.data.build import build_federation, load
+from polytier.data.build import build_federation, load_source
 from polytier.data.sources import Source, default_dir
 from polytier.papers import verdicts as reproduction
 from polytier.papers.plan import Item, PlannedRun
@@ -103,7 +103,7 @@ def no_data(spec: RunSpec, known: dict[str, str]) -> str:
     for name in names:
         if name not in known:
             try:
-                load(name, default_dir() if spec.data_dir is None else Path(spec.data_dir), 2, 0)
+                load_source(name, default_dir() if spec.data_dir is None else Path(spec.data_dir), 2, 0)
                 known[name] = ""
             except ValueError as error:
                 known[name] = str(error)

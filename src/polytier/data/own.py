@@ -1,0 +1,69 @@
+"""The user's own data in an .npz file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polytier.data.sources import Source, reading
+
+# the columns that are read, and the kinds of NumPy types that each of them may have
+COLUMNS = {"x": "biuf", "y": "biuf", "device": "iuU", "team": "iuU", "split": "iuU", "cluster": "iuU"}
+WORDS = {"b": "true/false", "i": "integers", "u": "integers", "f": "floats", "U": "strings"}
+
+
+def load_npz(path: Path | str) -> Source:
+    """Read an .npz file with x, y and device, and optionally team, split and cluster.
+
+    Args:
+        path: the file. Each array has one row per sample. Images are uint8; floats are used as they are.
+
+    Returns:
+        The samples, with the devices' names as they are in the file.
+
+    Raises:
+        ValueError: the file cannot be read, or a column is missing or has a type that is not allowed.
+    """
+    advice = "write it by np.savez with x, y, device (optional: team, split, cluster) as numbers or strings"
+    with reading(path, "an .npz file", advice), open(path, "rb") as file:
+        archive: Any = np.load(file, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise ValueError("it holds one array without a name")
+        absent = [key for key in ("x", "y", "device") if key not in archive]
+        if absent:
+            raise ValueError(f"it has {', '.join(archive) or 'no arrays'} but no {absent[0]}")
+        return from_columns({key: archive[key] for key in COLUMNS if key in archive})
+
+
+def from_columns(columns: dict[str, np.ndarray]) -> Source:
+    """A source of columns by name, each with one row per sample."""
+    ready: dict[str, Any] = {key: own_column(columns[key], key, COLUMNS[key]) for key in columns}
+    if ready["x"].ndim == 1:
+        ready["x"] = ready["x"][:, None]
+    y = ready["y"]
+    return Source(num_classes=int(y.max()) + 1 if y.dtype == np.int64 and y.size else None, **ready)
+
+
+def own_column(values: np.ndarray, name: str, kinds: str) -> np.ndarray:
+    """A column of the user in one of the types that the package works with: uint8, int64, float32 or strings.
+
+    Args:
+        values: one row per sample.
+        name: of the column, for messages; "x" and "y" are converted to int64 or float32.
+        kinds: the kinds of NumPy types that are allowed (`dtype.kind`).
+
+    Raises:
+        ValueError: the type is not allowed.
+    """
+    values = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
+    if values.dtype.kind not in kinds or not values.ndim:
+        words = " or ".join(dict.fromkeys(WORDS[kind] for kind in kinds))
+        raise ValueError(f"{name} is {values.dtype} {values.shape}; it must be {words}, one row per sample")
+    if values.dtype.kind == "f":
+        with np.errstate(over="ignore"):  # too large a number becomes infinite, which Federation refuses by row
+            return values.astype(np.float32)
+    if values.dtype == np.uint8 and name == "x":
+        return values[:, None] if values.ndim == 3 else values  # grey images get a channel
+    return values.astype(np.int64) if name in ("x", "y") else values
