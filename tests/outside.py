@@ -1,9 +1,11 @@
-"""A method, a transform, a codec and an engine from outside the package, by its public names alone."""
+"""A method, a model, a transform, a codec and an engine from outside the package, by its public names alone."""
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from polytier import Algorithm, Codec, Step, make_engine, parameter
 
@@ -74,3 +76,10 @@ class Counting:
 
     def close(self):
         self.engine.close()
+
+
+def small_net(inputs, classes):
+    """A model by `outside:small_net`."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(prod(inputs), 4), nn.Tanh(), nn.Linear(4, classes)
+    )
