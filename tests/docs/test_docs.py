@@ -41,30 +41,29 @@ def test_method_of_contributing_keeps_the_contract():
     polytier.check_algorithm(names["MyMethod"]())
 
 
-def test_extensions_of_the_docs_run(capsys):
-    """All blocks in one namespace, as one reads them."""
+def test_extensions_of_the_docs_run(tmp_path, monkeypatch, capsys):
+    """All blocks in order, in one namespace; `python no-test` marks a block that is not run."""
+    monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": __name__}
+    runs = []
     for language, text in blocks("docs/extending.md"):
         assert language == "python"
         exec(text, names)
-    assert names["run"].history[-1]["round"] == 2
+        runs.append(names["run"])
+    engine, transform, codec, metric, loss, chart = runs
+    assert all(run.history[-1]["round"] == 2 for run in (engine, transform, codec, loss))
+    assert "recall_of_zero" in metric.history[-1]["global"]["test"]
+    assert chart is loss  # the chart reads a run folder
+    assert "Spread of accuracy" in (tmp_path / "spread.html").read_text()
     said = capsys.readouterr().out
     assert "(2, 'solve')" in said  # the engine's times by tier and program
-    up, down = (names["run"].ledger.read(direction=way) for way in ("up", "down"))
+    up, down = (codec.ledger.read(direction=way) for way in ("up", "down"))
     assert 20 < down / up < 32
 
 
 def test_public_names_exist():
     for name in polytier.__all__:
         assert getattr(polytier, name) is not None
-
-
-def test_metrics_losses_and_charts_of_the_docs_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for _, text in blocks("docs/extending-metrics.md"):
-        exec(text, {"__name__": "__main__"})
-    assert len(capsys.readouterr().out.splitlines()) == 4
-    assert "Spread of accuracy" in (tmp_path / "spread.html").read_text()
 
 
 # -- the guide ----------------------------------------------------------------------------------------
