@@ -132,7 +132,7 @@ def test_a_folder_in_use_is_refused(run, folder, tmp_path):
     (tmp_path / "a-file").write_text("mine")
     with pytest.raises(ValueError, match="not empty"):
         check_free(tmp_path / "a-file")
-    with pytest.raises(ValueError, match="cannot be made"):
+    with pytest.raises(ValueError, match="cannot be created"):
         run.save(tmp_path / "a-file" / "below")
     (tmp_path / "permfl-1").mkdir()
     assert next_free(tmp_path, "permfl").name == "permfl-2"
