@@ -181,7 +181,7 @@ def test_ctrl_c_ends_the_runs_and_they_can_go_on(tmp_path, monkeypatch):
     result = call("compare", "local,fedavg,permfl", *SMALL, "--seeds", 1, "--jobs", 2, "--out", "out", code=130)
     presser.join()
     assert [r["state"] for r in found()["records"]] == ["interrupted", "interrupted", "waiting"]
-    assert "go on with the same command and --out out" in result.stderr
+    assert "continue with the same command and --out out" in result.stderr
 
 
 BREAKS = """

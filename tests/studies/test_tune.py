@@ -84,7 +84,7 @@ def test_after_a_break_it_goes_on_as_if_there_had_been_none(tmp_path, monkeypatc
     monkeypatch.setattr(tune, "attempt", attempt_and_press)
     for done in (2, 4):
         result = call("tune", *args, "--out", "broken", code=130)
-        assert f"interrupted after {done} of 12 trials; go on with the same command and --out broken" in result.stderr
+        assert f"interrupted after {done} of 12 trials; continue with the same command and --out broken" in result.stderr
         assert len(trials_of("broken")) == done
     path = tmp_path / "broken/trials.jsonl"
     path.write_text(path.read_text()[:-20])  # in the middle of the last line
