@@ -393,7 +393,7 @@ def test_saved_and_loaded(tmp_path):
     assert torch.equal(again.row(team=1), tree.row(team=1))
     assert torch.equal(again.row(device=4), tree.row(device=4))
     for each in (run, loaded):
-        with pytest.raises(ValueError, match="several models, small, large; say which one"):
+        with pytest.raises(ValueError, match="several models, small, large; use run.models"):
             each.model()
 
 
@@ -420,11 +420,11 @@ def test_too_many_models(kind):
 def test_what_the_models_need():
     two = MFARR(alike(FedAvg(), 2))
     data = ragged([2, 2, 2])
-    with pytest.raises(ValueError, match="the data of model0 and model1 name other devices"):
+    with pytest.raises(ValueError, match="the data of model0 and model1 have different devices"):
         start(two, {"model0": data, "model1": ragged([2, 2])})
     teams = [replace(data, team=np.array(team)) for team in ([0, 0, 1], [0, 1, 1])]
     both = MFARR({"model0": PerMFL(), "model1": PerMFL()})
-    with pytest.raises(ValueError, match="the data of model0 and model1 have other teams"):
+    with pytest.raises(ValueError, match="the data of model0 and model1 have different teams"):
         start(both, {"model0": teams[0], "model1": teams[1]})
     with pytest.raises(ValueError, match="federation is given for model0, other; the models are model0, model1"):
         start(two, {"model0": data, "other": data})
@@ -615,7 +615,7 @@ def test_what_a_gain_needs():
         )
 
     two = MFARR(alike(FedAvg(), 2))
-    with pytest.raises(ValueError, match="no samples to judge by in the split test; try train"):
+    with pytest.raises(ValueError, match="no samples in the split test; try train"):
         measure(two)
     with pytest.raises(ValueError, match="the method of b has no global model"):
         measure(MFARR({"a": FedAvg(), "b": LocalTraining()}), split="train")

@@ -34,7 +34,7 @@ BAD = {
     ("--set", "weights=heavy"): "uniform | samples",
     ("--codec", "zip"): "float32, float16",
     ("--dtype", "float8"): "'float32' or 'float64'",
-    ("--on", "tpu"): "there is cpu",
+    ("--on", "tpu"): "available: cpu",
     ("--engine", "roy"): "stacked, ray",
     ("--engine", "ray:"): "ray:HOST:PORT",
     ("--absent", "maybe"): "'skip' or 'stale'",

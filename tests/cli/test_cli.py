@@ -203,7 +203,7 @@ def test_predict_refuses_what_it_cannot_do(finished, tmp_path):
     for args, text in {
         ("--data", "x.npz", *to): "whose model",
         ("--device", 1, "--global", "--data", "x.npz", *to): "whose model",
-        ("--device", 99, "--data", "x.npz", *to): "there are 0, 1",
+        ("--device", 99, "--data", "x.npz", *to): "available: 0, 1",
         ("--global", "--data", "bytes.npz", *to): "trained on float32",
         ("--global", "--data", "wide.npz", *to): "(1, 8, 8)",
         ("--global", "--data", "hole.npz", *to): "row 0",
@@ -258,7 +258,7 @@ def test_list_of_a_method_of_ones_own(tmp_path):
     )
     shown = call("list", "algorithms", "own_method_for_cli:Mine").stdout
     assert all(text in shown for text in ("zeal", "0.25", "how eager it is", "device_steps"))
-    assert "does not load" in call("list", "algorithms", "own_method_for_cli:Yours", code=2).stderr
+    assert "cannot be imported" in call("list", "algorithms", "own_method_for_cli:Yours", code=2).stderr
 
 
 def test_help_version_and_slips():
@@ -267,8 +267,8 @@ def test_help_version_and_slips():
     assert "did you mean 'data'" in call("list", "datas", code=2).stderr
     assert "nothing to get" in call("data", "get", "digits", code=2).stderr
     assert "did you mean 'mnist'" in call("data", "get", "mnits", code=2).stderr
-    assert "no run folder" in call("show", "nowhere", code=2).stderr
-    assert "no run folder" in call("resume", "nowhere", code=2).stderr
+    assert "does not exist" in call("show", "nowhere", code=2).stderr
+    assert "does not exist" in call("resume", "nowhere", code=2).stderr
 
 
 # -- one's own data and model -------------------------------------------------------------------------
@@ -360,7 +360,7 @@ def test_workers_change_no_bit(finished, tmp_path):
 def test_more_memory_than_there_is_is_refused(monkeypatch, tmp_path, model, advice):
     monkeypatch.setattr("polytier.runs.estimate.physical_memory", lambda: 100_000)
     said = call("run", *SMALL, "--model", model, "--out", tmp_path / "run", code=2).stderr
-    assert "there are 100 kB" in said
+    assert "available: 100 kB" in said
     assert advice in said
     assert not (tmp_path / "run").exists()
 

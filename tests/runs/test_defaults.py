@@ -71,4 +71,4 @@ def test_a_run_writes_down_what_the_table_gave(tmp_path):
 
 def test_list_shows_the_rows_of_a_method():
     assert "sFedHP, Tables II-VII" in call("list", "algorithms", "fedprox").stdout
-    assert "Where nothing is set" not in call("list", "algorithms", "mfa-rr").stdout
+    assert "Defaults for these data" not in call("list", "algorithms", "mfa-rr").stdout

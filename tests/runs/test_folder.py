@@ -132,7 +132,7 @@ def test_a_folder_in_use_is_refused(run, folder, tmp_path):
     (tmp_path / "a-file").write_text("mine")
     with pytest.raises(ValueError, match="not empty"):
         check_free(tmp_path / "a-file")
-    with pytest.raises(ValueError, match="cannot be made"):
+    with pytest.raises(ValueError, match="cannot be created"):
         run.save(tmp_path / "a-file" / "below")
     (tmp_path / "permfl-1").mkdir()
     assert next_free(tmp_path, "permfl").name == "permfl-2"
@@ -145,7 +145,7 @@ def test_a_model_given_in_python_is_asked_for(federation, tmp_path):
     with pytest.raises(ValueError, match="model="):
         Run.load(tmp_path / "run")
     assert same_module(Run.load(tmp_path / "run", model=net).model(), run.model())
-    with pytest.raises(ValueError, match="other parameters"):
+    with pytest.raises(ValueError, match="parameters of the model differ"):
         Run.load(tmp_path / "run", model=nn.Linear(3, 2))
     with pytest.raises(ValueError, match="no personal models"):
         run.model(device=0)

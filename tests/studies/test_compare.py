@@ -148,7 +148,7 @@ def test_a_file_gives_its_fields_to_its_own_method(here, tmp_path):
     folder = tmp_path / "runs" / "compare-digits-1"
     fields = {m: tomllib.loads((folder / f"{m}-0.toml").read_text())["set"] for m in ("local", "fedavg")}
     assert fields == {"local": {"device_steps": 1, "device_lr": 0.5}, "fedavg": {"device_steps": 2}}
-    assert "fedavg keeps what --set says" in found(folder)["settings"]["notes"][0]
+    assert "fedavg uses the fields of --set" in found(folder)["settings"]["notes"][0]
 
 
 def test_a_file_says_how_its_method_shares_out_the_steps():
@@ -181,7 +181,7 @@ def test_ctrl_c_ends_the_runs_and_they_can_go_on(tmp_path, monkeypatch):
     result = call("compare", "local,fedavg,permfl", *SMALL, "--seeds", 1, "--jobs", 2, "--out", "out", code=130)
     presser.join()
     assert [r["state"] for r in found()["records"]] == ["interrupted", "interrupted", "waiting"]
-    assert "go on with the same command and --out out" in result.stderr
+    assert "continue with the same command and --out out" in result.stderr
 
 
 BREAKS = """
@@ -232,8 +232,8 @@ def test_an_interrupted_run_is_resumed_and_one_without_a_checkpoint_repeated(tmp
     ("args", "advice"),
     [
         (("permfl,fedavgg",), "did you mean 'fedavg'"),
-        (("permfl,permfl",), "different names"),
-        (("permfl,",), "different names"),
+        (("permfl,permfl",), "different methods"),
+        (("permfl,",), "different methods"),
         (("permfl", "fedavg"), "with commas"),
         (("permfl", "none.toml"), "none.toml"),
         (("permfl", "--device", 6), "--devices"),

@@ -84,7 +84,7 @@ def test_after_a_break_it_goes_on_as_if_there_had_been_none(tmp_path, monkeypatc
     monkeypatch.setattr(tune, "attempt", attempt_and_press)
     for done in (2, 4):
         result = call("tune", *args, "--out", "broken", code=130)
-        assert f"interrupted after {done} of 12 trials; go on with the same command and --out broken" in result.stderr
+        assert f"interrupted after {done} of 12 trials; continue with the same command and --out broken" in result.stderr
         assert len(trials_of("broken")) == done
     path = tmp_path / "broken/trials.jsonl"
     path.write_text(path.read_text()[:-20])  # in the middle of the last line
@@ -154,7 +154,7 @@ def test_trials_that_fail_stop_nobody():
     assert len(trials_of("out")) == 4
     blown = ("sfedhp", *SMALL, "--set", "device_lr=1e30", "--over", "device_lr=1e29:1e31", "--trials", 2)
     result = call("tune", *blown, "--out", "blown", code=3)
-    assert "no trial came to its end" in result.stderr
+    assert "no trial finished" in result.stderr
     assert "no longer finite" in result.stderr
     assert "failed" in result.stdout
     assert not Path("blown/best.toml").exists()
@@ -228,16 +228,16 @@ def test_who_falls_behind_is_cut_short():
         (("permfl", "--over", "device_lr=0.1"), "device_lr=LOW:HIGH or device_lr=A,B,C"),
         (("permfl", "--over", "device_lr=1:2:3"), "device_lr=LOW:HIGH"),
         (("permfl", "--over", "device_lr=1:"), "is not a number"),
-        (("permfl", "--over", "device_lr=2:1"), "nothing lies between 2.0 and 1.0"),
-        (("permfl", "--over", "device_lr=1/(2+t):1"), "nothing lies between"),
+        (("permfl", "--over", "device_lr=2:1"), "the range from 2.0 to 1.0 is empty"),
+        (("permfl", "--over", "device_lr=1/(2+t):1"), "is empty"),
         (("permfl", "--over", "device_lr=1,1"), "twice"),
         (("permfl", "--over", "device_steps=1.5:3"), "whole number"),
         (("permfl", "--over", "weights=uniform:samples"), "--over weights=uniform,samples"),
         (("permfl", "--over", "weights=uniform,sample"), "uniform | samples"),
-        (("permfl", "--set", "device_pull=0", "--over", "device_pull"), "spans no range"),
-        (("permfl", "--set", "device_lr=1/(9+t)", "--over", "device_lr"), "spans no range"),
+        (("permfl", "--set", "device_pull=0", "--over", "device_pull"), "from which no range follows"),
+        (("permfl", "--set", "device_lr=1/(9+t)", "--over", "device_lr"), "from which no range follows"),
         (("apfl", "--over", "alpha=0.5:2"), "<= 1"),
-        (("mfa-rr",), "tune the method of each one alone"),
+        (("mfa-rr",), "tune the method of each model separately"),
         (("permfl", "--models", 2), "mfa-rr or mfa-rand"),
         (("permfl", "--split", "3:0:1"), "--split 3:1:1"),
         (("permfl", "--model", "mcrl"), "did you mean 'mclr'"),

@@ -18,9 +18,11 @@ PACKED = (*of_scope("data"), "teams", "team_formation", "seed")
 
 def get(
     name: Annotated[str, typer.Argument(help="A data set; see `polytier list data`.")],
-    data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Where to put it.", show_default=False)] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", help="The folder to write it to.", show_default=False)
+    ] = None,
 ) -> None:
-    """Fetch a public data set, check its digest and put it where `polytier run` finds it."""
+    """Download a public data set, check its digest and store it where `polytier run` finds it."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
     from polytier.data.download import get as fetch
@@ -42,7 +44,7 @@ def pack(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder; `run --data FOLDER` uses it.")],
     given: dict[str, Any],
 ) -> None:
-    """Write the devices' data to a folder that runs map instead of reading it: for large populations."""
+    """Write the devices' data to a folder that runs memory-map instead of reading: for large populations."""
     from polytier.runs.make_data import make_federation
 
     federation, _ = make_federation(read_spec(None, given))

@@ -1,4 +1,4 @@
-"""What there is to choose from: `polytier list`."""
+"""The command `polytier list`: available methods, data sets, models and settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = ("algorithms", "data", "models", "partitions", "teams", "papers", "setti
 
 
 def choices(kind: str) -> Mapping[str, Any]:
-    """The names of a kind; imported when asked for, as some need torch."""
+    """The available names of a kind. Modules are imported here, because some import torch."""
     if kind == "algorithms":
         from polytier.algorithms import ALGORITHMS as found
     elif kind == "data":
@@ -36,7 +36,7 @@ def choices(kind: str) -> Mapping[str, Any]:
 
 
 def text_of(thing: Any) -> str:
-    """A function says what it does itself; a method's page does it for its class."""
+    """The description of a function or class: its docstring, or that of the module for a method."""
     text = sys.modules[thing.__module__].__doc__ if isinstance(thing, type) else thing.__doc__
     return inspect.cleandoc(text or "")
 
@@ -68,12 +68,13 @@ def print_settings(console: Console, name: str | None) -> None:
 
 
 def settings_rows(names: Iterable[str], spec: type[BaseModel] = RunSpec) -> list[tuple[str, str, str, str, str]]:
-    """A row for each setting: name, flag, default, scope, meaning. docs/settings.md is made from these."""
+    """A row per setting: name, flag, default, scope, meaning. docs/settings.md is made from these rows."""
     known = settings(spec)
     return [(n, known[n].flag, known[n].default_text or "-", known[n].scope, known[n].help) for n in names]
 
 
 def print_list(console: Console, kind: str, name: str | None) -> None:
+    """Print the names of a kind, or the fields or arguments of one name."""
     if kind in ("papers", "settings"):
         (print_papers if kind == "papers" else print_settings)(console, name)
         return
@@ -98,7 +99,7 @@ def print_list(console: Console, kind: str, name: str | None) -> None:
 def fields_table(algorithm: type) -> Any:
     from polytier.method.parameters import describe_range
 
-    spread = {"tier": "; or by tier", "node": "; or by tier, or one a node"}
+    spread = {"tier": "; or by tier", "node": "; or by tier, or one value per node"}
     rows = [
         (
             field.name,
@@ -114,7 +115,7 @@ def fields_table(algorithm: type) -> Any:
 
 
 def print_defaults(console: Console, algorithm: str) -> None:
-    """The rows of the table of defaults that are about a method."""
+    """Print the rows of the table of defaults for a method."""
     from polytier.runs.defaults import TABLE
 
     rows = [
@@ -129,7 +130,7 @@ def print_defaults(console: Console, algorithm: str) -> None:
         if algorithm in row.algorithms
     ]
     if rows:
-        line(console, "\nWhere nothing is set, on these data and models", style="bold")
+        line(console, "\nDefaults for these data and models", style="bold")
         console.print(table(("data", "model", "compare --steps", "fields", "source"), rows))
 
 

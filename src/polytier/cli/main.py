@@ -16,7 +16,7 @@ from polytier.runs.spec import json_schema
 
 
 class Group(TyperGroup):
-    """Turns errors into one line of advice and an exit code."""
+    """Prints errors as one line with advice, and sets the exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -35,7 +35,7 @@ class Group(TyperGroup):
 
 
 def fail(text: str, code: int) -> typer.Exit:
-    """Say what went wrong; the result is to be raised."""
+    """Print what went wrong; the caller raises the result."""
     say(f"polytier: {text}")
     return typer.Exit(code)
 
@@ -80,9 +80,9 @@ app.add_typer(data_app, name="data")
 @app.command(name="list")
 def list_(
     kind: Annotated[str, typer.Argument(metavar="algorithms|data|models|partitions|teams|papers|settings")],
-    name: Annotated[str | None, typer.Argument(help="Tell all about this one.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show details of this name.")] = None,
 ) -> None:
-    """What there is to choose from; with a name, its fields or arguments."""
+    """List what is available; with a name, its fields or arguments."""
     from polytier.cli.listing import print_list
 
     print_list(wide_console(), kind, name)
@@ -90,7 +90,7 @@ def list_(
 
 @app.command()
 def schema() -> None:
-    """Print the JSON schema of the TOML files that `polytier run` takes; editors check and complete by it."""
+    """Print the JSON schema of the TOML files that `polytier run` takes, for validation and completion in editors."""
     print(json.dumps(json_schema(), indent=2))
 
 

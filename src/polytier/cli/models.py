@@ -14,26 +14,28 @@ from polytier.runs.read import read_config
 if TYPE_CHECKING:
     from polytier.runs.run import Run
 
-Device = Annotated[str | None, typer.Option("--device", metavar="ID", help="A device: its personal model.")]
-Team = Annotated[str | None, typer.Option("--team", metavar="ID", help="A team: its model.")]
-Everywhere = Annotated[bool, typer.Option("--global", help="The model of the whole population.")]
+Device = Annotated[str | None, typer.Option("--device", metavar="ID", help="Use the personal model of this device.")]
+Team = Annotated[str | None, typer.Option("--team", metavar="ID", help="Use the model of this team.")]
+Everywhere = Annotated[bool, typer.Option("--global", help="Use the model of the whole population.")]
 
 
-Of = Annotated[str | None, typer.Option("--of", metavar="NAME", help="Which of several models.")]
+Of = Annotated[str | None, typer.Option("--of", metavar="NAME", help="The name of one of several models.")]
 
 
 def load_model(
     folder: Path, device: str | None, team: str | None, everywhere: bool, of: str | None
 ) -> tuple[Run, Any, str]:
-    """The run, the row of the model that is meant, and whose it is."""
+    """The run, the row of the selected model, and the name of its owner."""
     if (device is not None) + (team is not None) + everywhere != 1:
-        raise ValueError("say whose model: one of --device ID, --team ID and --global")
-    read_config(folder)  # says so quickly if this is no run folder
+        raise ValueError("select a model with one of --device ID, --team ID and --global")
+    read_config(folder)  # raises an error before torch is imported if this is not a run folder
     from polytier.runs.run import Run
 
     run = Run.load(folder)
     if (of is None) != (not run.models) or (of is not None and of not in run.models):
-        there = f"this run has {', '.join(run.models)}: say which --of them" if run.models else "this run has one model"
+        there = (
+            f"this run has {', '.join(run.models)}: select one with --of" if run.models else "this run has one model"
+        )
         raise ValueError(f"{there}; got {'no --of' if of is None else f'--of {of}'}")
     run = run if of is None else run.models[of]
     owner = f"device {device}" if device is not None else f"team {team}" if team is not None else "the whole population"
@@ -43,9 +45,12 @@ def load_model(
 def predict(
     folder: Folder,
     data: Annotated[
-        Path, typer.Option("--data", metavar="FILE.npz", help="x: a row a sample, as in the training data.")
+        Path,
+        typer.Option("--data", metavar="FILE.npz", help="File with x: one row per sample, as in the training data."),
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE.npz", help="Gets y, the class, and scores, the outputs.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE.npz", help="Output file with y, the class, and scores, the outputs.")
+    ],
     device: Device = None,
     team: Team = None,
     everywhere: Everywhere = False,
@@ -70,7 +75,7 @@ def export(
     everywhere: Everywhere = False,
     of: Of = None,
 ) -> None:
-    """Write one model to a file of its own."""
+    """Write one model to a file."""
     run, row, owner = load_model(folder, device, team, everywhere, of)
     from polytier.runs import export as files
 

@@ -1,4 +1,4 @@
-"""Options of commands that are settings of a run, made from their declarations in `RunSpec`."""
+"""Command-line options for the settings of a run, made from their declarations in `RunSpec`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pydantic import BaseModel
 
 from polytier.runs.spec import SCOPES, RunSpec, Setting, settings
 
-FIELDS = "set"  # the one setting that is given piece by piece: --set FIELD=VALUE
+FIELDS = "set"  # the only setting that is given in several options: --set FIELD=VALUE
 
 
 def option_type(setting: Setting) -> Any:
-    """The type of the option; texts of settings that take several types are read by `RunSpec`."""
+    """The type of the option. Settings with several types are passed as text, which `RunSpec` converts."""
     kinds = setting.kinds - {dict}
     if kinds == {bool}:
         return bool
@@ -26,7 +26,7 @@ def option_type(setting: Setting) -> Any:
 
 
 def option(setting: Setting, default: str = "") -> Any:
-    """The option of a setting; `default` is what the help shows in the place of the setting's own default."""
+    """The option of a setting; `default` replaces the setting's own default in the help text."""
     default = default or setting.default_text
     text = setting.help + (f" (default {default})" if default else "")
     names = f"{setting.flag}/--no-{setting.flag[2:]}" if setting.kinds == {bool} else setting.flag
@@ -46,7 +46,7 @@ def takes_settings(
 
     Args:
         names: The settings; by default all but the method, which is an argument.
-        defaults: What the help shows as default in the place of the setting's own.
+        defaults: Defaults to show in the help text instead of those of the settings.
         spec: The class that declares the settings.
     """
     known = {k: v for k, v in settings(spec).items() if (k != "algorithm" if names is None else k in names)}

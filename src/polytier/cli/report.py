@@ -14,17 +14,21 @@ from polytier.report.palette import names_in
 from polytier.report.tables import line, print_summary, print_unfinished, print_until, table
 from polytier.runs.read import RunRecord
 
-Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that hold some.")]
+Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that contain some.")]
 
 
 def show(
     folders: Folders,
     until: Annotated[
         float | None,
-        typer.Option("--until", metavar="LEVEL", help="Also the bytes until a level of the leading metric, as 0.9."),
+        typer.Option(
+            "--until",
+            metavar="LEVEL",
+            help="Also show the bytes sent until the leading metric reaches this level, such as 0.9.",
+        ),
     ] = None,
 ) -> None:
-    """The result of a run from its files alone: metrics, traffic, groups learned; of several, a table by data."""
+    """Show the result of a run from its files: metrics, traffic, learned groups; for several runs, a table."""
     folder = folders[0]
     if len(folders) > 1 or (folder.is_dir() and not (folder / "config.toml").exists()):
         print_tables(folders, until)
@@ -37,21 +41,21 @@ def show(
     if until is not None:
         print_until(wide_console(), run, until)
     if not run.finished:
-        say(f"on its way to round {run.wanted}; go on with: polytier resume {folder}")
+        say(f"not finished: {run.wanted} rounds were requested; continue with: polytier resume {folder}")
 
 
 def report(
     folders: Folders,
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The page.")] = Path("report.html"),
     figures: Annotated[
-        Path | None, typer.Option("--figures", metavar="FOLDER", help="Also every chart as a file, for a paper.")
+        Path | None, typer.Option("--figures", metavar="FOLDER", help="Folder for every chart as a separate file.")
     ] = None,
-    form: Annotated[str, typer.Option("--format", metavar="png|svg|pdf", help="What these files are.")] = "png",
+    form: Annotated[str, typer.Option("--format", metavar="png|svg|pdf", help="Format of these files.")] = "png",
     tables: Annotated[
-        Path | None, typer.Option("--tables", metavar="FOLDER", help="Also tables.md and tables.tex.")
+        Path | None, typer.Option("--tables", metavar="FOLDER", help="Folder for tables.md and tables.tex.")
     ] = None,
 ) -> None:
-    """One page about runs, which needs no network: tables, metrics, devices, traffic, collaboration, data."""
+    """Write one HTML page about runs that needs no network: tables, metrics, devices, traffic, data."""
     from polytier.report.figures import FORMATS, charts_in, require, save
     from polytier.report.page import render
     from polytier.report.page_contents import page_of
@@ -60,12 +64,12 @@ def report(
     if form not in FORMATS:
         raise ValueError(f"--format {form!r} is unknown; allowed: {', '.join(FORMATS)}")
     if out.is_dir():
-        raise ValueError(f"{out} is a folder; name a file such as {out / 'report.html'}")
+        raise ValueError(f"{out} is a folder; give a file such as {out / 'report.html'}")
     if not out.resolve().parent.is_dir():
-        raise ValueError(f"{out} cannot be written: there is no folder {out.parent}; make it first")
+        raise ValueError(f"{out} cannot be written: the folder {out.parent} does not exist; create it first")
     for folder in (figures, tables):
         if folder is not None and folder.exists() and not folder.is_dir():
-            raise ValueError(f"{folder} is a file; name a folder")
+            raise ValueError(f"{folder} is a file; give a folder")
     if figures is not None:
         require()
     title, subtitle, blocks = page_of(folders)
@@ -89,7 +93,7 @@ def report(
 
 
 def as_text(blocks: list[Any], heading: str, write: Any) -> list[str]:
-    """All tables, with the headings that they stand below."""
+    """All tables as text, with their headings."""
     found: list[str] = []
     for block in blocks:
         if isinstance(block, Heading):
@@ -102,7 +106,7 @@ def as_text(blocks: list[Any], heading: str, write: Any) -> list[str]:
 
 
 def print_tables(folders: list[Path], until: float | None) -> None:
-    """The summary of the page on a terminal: a table for each data set."""
+    """Print the summary of the page: a table per data set."""
     from polytier.report.page_contents import summary_tables
 
     console = wide_console()
@@ -116,15 +120,17 @@ def print_tables(folders: list[Path], until: float | None) -> None:
 
 
 def watch(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, or a folder that holds some.")],
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="On this machine alone; 0: any.")] = 8000,
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, or a folder that contains some.")],
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port on this machine; 0 selects a free one.")
+    ] = 8000,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
 ) -> None:
-    """Serve the same page while runs go on; it follows them. Ctrl-C ends it."""
+    """Serve the report page while runs are in progress; it updates itself. Ctrl-C stops the server."""
     from polytier.report.server import serve
 
     def ready(address: str) -> None:
-        say(f"{folder} is shown at {address}; Ctrl-C ends this")
+        say(f"{folder} is shown at {address}; Ctrl-C stops the server")
         if browser:
             import webbrowser
 

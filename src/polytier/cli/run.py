@@ -19,9 +19,9 @@ from polytier.runs.spec import of_scope, read_spec
 if TYPE_CHECKING:
     from polytier.runs.loop import Loop
 
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the run folder's name.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the path of the run folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print summary.json and nothing else.")]
-Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show what happens inside.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print log messages.")]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
 MayChange = ("rounds", *(name for name in of_scope("compute") if name not in ("out", "batching", "on")))
 
@@ -39,7 +39,7 @@ def run(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Train. Alone, `polytier run` is PerMFL on digits; config.toml of any run folder repeats that run."""
+    """Train a method. Without arguments: PerMFL on digits. The config.toml of a run folder repeats that run."""
     set_up_logging(quiet, verbose)
     spec = read_spec(what, given, fields)
     from polytier.runs.folder import check_free, next_free
@@ -65,12 +65,12 @@ def resume(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Go on with a run that was cut short, or take a finished one further; to the same bits."""
+    """Continue an interrupted run, or extend a finished one; results are those of a run without interruption."""
     set_up_logging(quiet, verbose)
     wanted = given.get("rounds") or read_config(folder).get("rounds", 0)
     done = (read_summary(folder) or {}).get("rounds", 0)
     if done >= wanted:
-        say(f"{folder} is finished: {done} rounds; to go further: polytier resume {folder} --rounds {done + 100}")
+        say(f"{folder} is finished: {done} rounds; to continue: polytier resume {folder} --rounds {done + 100}")
         print_result(folder, quiet, as_json)
         return
     from polytier.runs.launch import resumed_loop, spec_of_folder
@@ -80,7 +80,7 @@ def resume(
 
 
 def follow(loop: Loop, folder: Path, quiet: bool, as_json: bool, resumed: bool = False) -> None:
-    """Train with everything that a person may want to see."""
+    """Train with a progress bar unless `quiet`, and print the result."""
     from polytier.report.heatmap import draw_beside
     from polytier.runs.callbacks import Progress
     from polytier.runs.launch import run_in_folder
@@ -94,7 +94,7 @@ def follow(loop: Loop, folder: Path, quiet: bool, as_json: bool, resumed: bool =
 
 
 def announce(loop: Loop) -> None:
-    """One line before the start."""
+    """Print one line about the run before it starts."""
     from polytier.runs.estimate import check_memory, memory_bytes, seconds_a_round
 
     check_memory(loop)
@@ -111,7 +111,7 @@ def announce(loop: Loop) -> None:
 
 
 def print_result(folder: Path, quiet: bool, as_json: bool) -> None:
-    """The table of a finished run, its summary as JSON, or its folder's name."""
+    """Print the table of a finished run, its summary as JSON, or the path of its folder."""
     summary = read_summary(folder)
     if as_json:
         print(json.dumps(summary, indent=2))

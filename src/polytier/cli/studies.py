@@ -1,4 +1,4 @@
-"""The commands that make several runs, and those that hold them against theory and measure their speed."""
+"""The commands that make several runs, check settings against theory, or measure speed."""
 
 from __future__ import annotations
 
@@ -15,28 +15,36 @@ from polytier.report.tables import gain_table
 from polytier.runs.spec import RunSpec, read_spec
 
 SHARED = tuple(name for name in RunSpec.model_fields if name not in ("algorithm", "out", "set"))
-Seeds = Annotated[int, typer.Option("--seeds", min=1, help="How many seeds, from --seed on.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the folder's name.")]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, starting at --seed.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the path of the folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
 
 
 @takes_settings(("models", "set"))
 def gain(
     *,
-    what: Annotated[str, typer.Argument(metavar="FILE.toml | mfa-rr | mfa-rand", help="What `polytier run` takes.")],
-    single_rounds: Annotated[
-        int, typer.Option("--single-rounds", metavar="T1", help="Rounds of each model alone, which set its target.")
+    what: Annotated[
+        str, typer.Argument(metavar="FILE.toml | mfa-rr | mfa-rand", help="A method or a file, as for `polytier run`.")
     ],
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many seeds, from the file's on.")] = 3,
-    split: Annotated[str, typer.Option("--split", help="train or test: where the targets are measured.")] = "test",
+    single_rounds: Annotated[
+        int,
+        typer.Option(
+            "--single-rounds", metavar="T1", help="Rounds of each model alone, after which its target is measured."
+        ),
+    ],
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, help="Number of seeds, starting at the seed of the file.")
+    ] = 3,
+    split: Annotated[str, typer.Option("--split", help="Samples for the targets: train or test.")] = "test",
     most_rounds: Annotated[
-        int | None, typer.Option("--most-rounds", help="When to give up.", show_default="10 M T1")
+        int | None,
+        typer.Option("--most-rounds", help="Stop training together after this many rounds.", show_default="10 M T1"),
     ] = None,
     given: dict[str, Any],
     fields: list[str],
     as_json: Json = False,
 ) -> None:
-    """What is gained by training several models together: M T1 / TM, with a 95 % interval over seeds."""
+    """Measure the gain of training several models together: M T1 / TM, with a 95 % interval over seeds."""
     set_up_logging(quiet=as_json, verbose=False)
     spec = read_spec(what, given, fields)
     from polytier.runs.loop import Loop
@@ -59,17 +67,31 @@ def gain(
 @takes_settings(SHARED)
 def compare(
     *,
-    methods: Annotated[str, typer.Argument(metavar="METHOD,METHOD,...", help="What is compared.")],
-    what: Annotated[str | None, typer.Argument(metavar="[FILE.toml]", help="Settings that all share.")] = None,
+    methods: Annotated[str, typer.Argument(metavar="METHOD,METHOD,...", help="The methods to compare.")],
+    what: Annotated[str | None, typer.Argument(metavar="[FILE.toml]", help="Settings shared by all methods.")] = None,
     given: dict[str, Any],
     seeds: Seeds = 3,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Its folder; goes on there.", show_default="runs/compare-DATA-N")
+        Path | None,
+        typer.Option(
+            "--out",
+            help="The output folder; an interrupted command continues there.",
+            show_default="runs/compare-DATA-N",
+        ),
     ] = None,
     until: Annotated[
-        float, typer.Option("--until", metavar="ACCURACY", min=0, max=1, help="Count the bytes until it is reached.")
+        float,
+        typer.Option(
+            "--until",
+            metavar="ACCURACY",
+            min=0,
+            max=1,
+            help="Count the bytes sent until the leading metric reaches this level.",
+        ),
     ] = 0.9,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Runs at a time, a process each.")] = 1,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=1, help="Number of runs at the same time, one process per run.")
+    ] = 1,
     steps: Annotated[
         int | None,
         typer.Option("--steps", min=1, help="Gradient steps per device and round, the same for all methods."),
@@ -115,11 +137,15 @@ def tune(
             "(a whole number: a quarter to four times), or all its choices.",
         ),
     ] = None,
-    trials: Annotated[int, typer.Option("--trials", min=1, help="How many settings are tried.")] = 20,
+    trials: Annotated[int, typer.Option("--trials", min=1, help="Number of settings to try.")] = 20,
     seeds: Seeds = 1,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Its folder; goes on there.", show_default="runs/tune-ALGORITHM-DATA-N"),
+        typer.Option(
+            "--out",
+            help="The output folder; an interrupted command continues there.",
+            show_default="runs/tune-ALGORITHM-DATA-N",
+        ),
     ] = None,
     given: dict[str, Any],
     fields: list[str],
@@ -129,8 +155,8 @@ def tune(
 ) -> None:
     """Search for the fields of a method that are best on validation data.
 
-    Needs Optuna (the extra "tune") and validation samples (--split 3:1:1); test data are never looked at. The first
-    trial is the present setting; trials that lag behind are cut short.
+    Needs Optuna (the extra "tune") and validation samples (--split 3:1:1); test data are never used. The first trial is
+    the current setting. Trials that are clearly worse than others are stopped early.
     """
     set_up_logging(quiet or as_json, verbose)
     spec = read_spec(what, given, fields)
@@ -151,15 +177,22 @@ def reproduce(
     given: dict[str, Any],
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Its folder; goes on there.", show_default="runs/reproduce-PAPER-SCALE"),
+        typer.Option(
+            "--out",
+            help="The output folder; an interrupted command continues there.",
+            show_default="runs/reproduce-PAPER-SCALE",
+        ),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", min=1, help="Runs at a time, a process each.", show_default="one a core")
+        int | None,
+        typer.Option(
+            "--jobs", min=1, help="Number of runs at the same time, one process per run.", show_default="one per core"
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the runs and what they would take.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the runs and their estimated time.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """A paper's tables and figures beside ours, with a verdict a row, plots and a page."""
+    """Reproduce a paper's tables and figures: our values beside the paper's, a verdict per row, plots, a page."""
     set_up_logging(quiet, verbose=False)
     from polytier.studies.reproduce import reproduce_paper
 
@@ -174,19 +207,23 @@ def check(
     ] = None,
     known: Annotated[
         list[str] | None,
-        typer.Option("--given", metavar="LETTER=VALUE", help="A constant of the theorems that data cannot give."),
+        typer.Option(
+            "--given", metavar="LETTER=VALUE", help="A constant of the theorems that cannot be computed from the data."
+        ),
     ] = None,
-    measure: Annotated[bool, typer.Option("--measure", help="Also run it, in float64, and compare.")] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Also run the method in float64 and compare the result.")
+    ] = False,
     given: dict[str, Any],
     fields: list[str],
     quiet: Quiet = False,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Hold settings against the theorems of the method's paper, on these data.
+    """Check settings against the theorems of the method's paper, for these data.
 
-    Tells which steps and pulls are allowed, which conditions are broken, what is promised, and whether PerMFL or pFedMT
-    will or may diverge.
+    Prints the allowed steps and pulls, the conditions that do not hold, the predictions of the theorems, and whether
+    PerMFL or pFedMT will or may diverge.
     """
     set_up_logging(as_json or quiet, verbose)
     spec = read_spec(what, given, fields)
@@ -212,15 +249,18 @@ def check(
 def bench(
     works: Annotated[
         list[str] | None,
-        typer.Argument(metavar="WORK", help="Of common, synthetic, dnn, wide, permfl, cnn.", show_default="all"),
+        typer.Argument(metavar="WORK", help="Some of common, synthetic, dnn, wide, permfl, cnn.", show_default="all"),
     ] = None,
-    file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here too.")] = None,
-    repeat: Annotated[int, typer.Option("--repeat", min=1, help="How often each is measured, in turns.")] = 5,
+    file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the results to this file.")
+    ] = None,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Number of measurements of each contender.")] = 5,
     workers: Annotated[
-        int | None, typer.Option("--workers", min=1, help="Processes of the engine.", show_default="one a core")
+        int | None,
+        typer.Option("--workers", min=1, help="Number of worker processes of the engine.", show_default="one per core"),
     ] = None,
 ) -> None:
-    """Measure the engine beside a hand-written loop and the bare kernels: device steps a second."""
+    """Measure device steps per second of the engine, of a hand-written loop and of the bare kernels."""
     set_up_logging(quiet=True, verbose=False)
     from polytier.studies.bench import bench_works
 

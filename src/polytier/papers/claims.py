@@ -14,7 +14,7 @@ SLACK = 0.1  # percentage points; smaller differences than this do not count
 
 
 def told(names: Sequence[str], values: Sequence[float]) -> str:
-    """The numbers that a claim is judged by."""
+    """The values that decide a claim, as text."""
     return ", ".join(f"{name}: {value:.2f}" for name, value in zip(names, values, strict=True))
 
 

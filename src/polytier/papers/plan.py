@@ -24,8 +24,8 @@ class PlannedRun:
 
     Args:
         name: The name of its folder; runs with equal names are one run.
-        settings: Those of `polytier run`.
-        seeds: How many, from 0.
+        settings: The settings of `polytier run`.
+        seeds: Number of seeds, starting at 0.
 
     Example:
         >>> PlannedRun("fedavg-mnist", {"algorithm": "fedavg", "data": "mnist"}, seeds=3).seeds
@@ -67,6 +67,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
+    """A chart of an item with one or more curves."""
+
     title: str
     x: str
     y: str
@@ -75,7 +77,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Who listens to whom over time, from the collaboration.npz of the run's first seed."""
+    """The learned collaboration over time, from collaboration.npz of the run's first seed."""
 
     title: str
     run: PlannedRun

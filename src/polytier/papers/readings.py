@@ -1,6 +1,6 @@
-"""What several papers read of run folders. Accuracies are percent here, as the papers print them.
+"""Functions that read values from run folders, shared by several papers. Accuracies are in percent.
 
-A reading is a function of the folders of a row's runs, for one seed; see plan.py.
+Each returns a function of the folders of a row's runs for one seed; see plan.py.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def accuracy(model: str, of: str | None = None) -> Callable[[Sequence[Path]], Re
 
 
 def percent(fraction: float | None) -> float | None:
+    """The accuracy in percent, or None."""
     return None if fraction is None else 100 * fraction
 
 
@@ -59,7 +60,7 @@ def pooled(model: str, rounds: int | None = None) -> Callable[[Sequence[Path]], 
 
     Args:
         model: "personal", "team" or "global".
-        rounds: Only the first rounds count; None: all.
+        rounds: Use only this many first rounds; None for all.
     """
 
     def read(folders: Sequence[Path]) -> Reading:

@@ -44,6 +44,7 @@ def judge(item: Item, folders: Folders) -> dict[str, Any]:
 
 
 def judge_row(row: Row, margin: float, folders: Folders) -> dict[str, Any]:
+    """Our values for a row, and the verdict."""
     readings = [row.read(each) for each in by_seed(row.runs, folders).values()]
     best, chosen = (interval(reading[k] for reading in readings) for k in (0, 1))
     return {
@@ -67,6 +68,7 @@ def verdict(ours: dict[str, Any] | None, row: Row, margin: float) -> dict[str, A
 
 
 def judge_claim(claim: Claim, folders: Folders) -> dict[str, Any]:
+    """Whether a claim holds for the finished runs, and the values that decide it."""
     own = [list(folders.get(run.name, {}).values()) for run in claim.runs]
     holds, rests_on = claim.holds(own) if all(own) else (None, "")
     return {"text": claim.text, "holds": holds, "rests_on": rests_on}
@@ -111,7 +113,7 @@ def verdict_table(item: Item, judged: Mapping[str, Any]) -> Table:
             cells.append(Cell("-" if ours is None else number(ours["mean"], ours["half"]), ours and ours["mean"]))
             difference = found["difference"]
             cells.append(Cell("-" if difference is None else f"{difference:+.2f}", difference))
-            none = ours is None and row["best"]["ours"] is not None  # it was run without validation samples
+            none = ours is None and row["best"]["ours"] is not None  # the runs had no validation samples
             cells.append(Cell("-") if none else Cell(word, tone=TONES[word]))
         rows.append([*cells, Cell(row["differs"], tone="muted")])
     columns = (*item.columns, f"paper ({item.unit})", "ours, best", "difference", "verdict")
@@ -123,7 +125,7 @@ def verdict_table(item: Item, judged: Mapping[str, Any]) -> Table:
 
 
 def without_empty(columns: Sequence[str], rows: list[list[Any]]) -> tuple[list[str], list[list[Any]]]:
-    """The same without columns in which all cells are empty."""
+    """The table without columns that are empty in all rows."""
     texts = [[cell.text if isinstance(cell, Cell) else cell for cell in row] for row in rows]
     kept = [k for k in range(len(columns)) if any(row[k] not in ("", "-") for row in texts)]
     return [columns[k] for k in kept], [[row[k] for k in kept] for row in rows]
@@ -180,7 +182,7 @@ def matrices(matrix: Matrix, item: Item, folders: Folders) -> Matrices | None:
 
 
 def overview(judged: Sequence[Mapping[str, Any]]) -> Table:
-    """For each item how many rows agree, and how many claims hold."""
+    """For each item the number of rows that agree and of claims that hold."""
     rows = []
     for item in judged:
         words = [row["best"]["verdict"] for row in item["rows"]]

@@ -1,1 +1,1 @@
-"""One run: its settings, the loop, its folder, its result."""
+"""One run: its settings, its loop, its folder and its result."""

@@ -1,7 +1,7 @@
-"""From settings to everything that a run is made of, in one pass: data, tree, model, objective, method, engine.
+"""Makes all parts of a run from its settings: data, tree, model, objective, method, engine.
 
-The command line, TOML files, `polytier.train`, searches and checks of methods all enter here. In Python any part may be
-handed in ready-made; the specification then says `python` in the place of its name.
+The command line, TOML files, `polytier.train`, searches and checks of methods all use this module. In Python any part
+may be given as an object; the specification then has `python` in place of its name.
 """
 
 from __future__ import annotations
@@ -52,32 +52,37 @@ log = logging.getLogger("polytier")
 
 @dataclass(frozen=True)
 class Identity:
-    """An object as a key: equal only to itself. It is kept, so that no other object can take its place in memory."""
+    """Makes an object usable as a key that is equal only to itself.
+
+    The object is kept, because Python may reuse the `id` of an object that no longer exists.
+    """
 
     thing: Any = field(hash=False, compare=False)
     number: int = 0
 
     @classmethod
     def of(cls, thing: Any) -> Identity:
+        """The key of an object."""
         return cls(thing, id(thing))
 
 
-# Models that are alike share a module and its objective, so that graphs are traced once.
+# Models with the same settings share a module and its objective, so that graphs are traced once.
 Objectives = dict[Hashable, tuple[nn.Module, Objective]]
 
 
 @dataclass
 class Assembly:
-    """Everything that a run is made of.
+    """All parts of a run. `polytier.assemble` makes one.
 
     Attributes:
-        spec: The specification with all decisions written out: `polytier run` repeats the run from it.
+        spec: The complete settings. `polytier run` repeats the run from them.
         algorithm: The method, or the wrapper of several methods.
-        context: What the programs of the run share; of several models, the context above theirs.
+        context: The data, tree, objective and memory that the programs of the run share. If there are several models:
+            the context that contains those of all models.
         codec: How rows are encoded for sending.
-        upload: What devices do to the change of a model before they send it.
-        given: By model, the module and the loss that were given; None where the specification names them.
-        objectives: What `assemble` takes to spare tracing the same graphs again.
+        upload: The transform that devices apply to the change of a model before they send it.
+        given: By model, the module and the loss that were given as objects; None if the specification names them.
+        objectives: A cache of traced graphs, to pass to `assemble` again.
         threads: The number of torch threads before the run, which `close` restores.
     """
 
@@ -91,7 +96,7 @@ class Assembly:
     threads: int
 
     def close(self) -> None:
-        """Stop the engine's processes."""
+        """Stop the engine's processes and restore the number of torch threads."""
         engine_of(self.context).close()
         torch.set_num_threads(self.threads)
 
@@ -112,27 +117,37 @@ def assemble(
     inner_tile: int | None = None,
     objectives: Objectives | None = None,
 ) -> Assembly:
-    """Make everything that the specification names; parts that are given are used as they are.
+    """Make all parts of a run from its settings. Parts that are given as objects are used as they are.
 
     Args:
         spec: The settings.
-        algorithm: A method; by default the one that the specification names.
-        federation: The devices' data; of several models, for all of them or by name.
-        model: A module, likewise.
+        algorithm: The method; by default the one that the specification names.
+        federation: The data of the devices. If there are several models: one for all, or a mapping from names.
+        model: The module. If there are several models: one for all, or a mapping from names.
         topology: The tree; by default the teams of the federation, or a flat tree if it has none.
         loss: A function (outputs, targets) -> one value per sample, or the mean over the samples; by default
             cross-entropy for classes, half the squared error otherwise.
         metrics: Names and `Metric` objects, or a mapping from names to functions (outputs, targets) -> one value per
-            sample; the first one leads.
-        participation: Rules for teams and devices.
+            sample. The first one is the leading metric.
+        participation: Rules for teams and for devices.
         codec: How rows are encoded for sending.
-        upload: What devices do to the change of a model before they send it.
-        engine: What makes the engine, such as a class that `polytier.Engine` describes.
-        inner_tile: Teams computed at once.
-        objectives: Kept from one call to the next, it spares tracing the same graphs again.
+        upload: The transform that devices apply to the change of a model before they send it.
+        engine: A callable that makes the engine, such as a class that `polytier.Engine` describes.
+        inner_tile: Number of teams computed at once.
+        objectives: A cache. Pass the same dictionary to several calls to trace equal graphs only once.
+
+    Returns:
+        The parts of the run, for `polytier.Loop`.
 
     Raises:
-        ValueError: Something does not exist or does not fit; the message says what to try.
+        ValueError: A name is unknown, or parts do not fit together. The message says what to change.
+
+    Examples:
+        >>> import polytier
+        >>> assembly = polytier.assemble(polytier.RunSpec(algorithm="fedavg", devices=8, teams="2"))
+        >>> assembly.spec.devices
+        8
+        >>> assembly.close()
     """
     specs = model_specs(spec) if algorithm is None else given_specs(spec, algorithm)
     if algorithm is None:
@@ -187,19 +202,19 @@ def assemble(
 
 
 def server_of(context: Context, round_: int = 0) -> Children:
-    """The server's node, as its program is given it."""
+    """The node of the server, as the server's program receives it."""
     return Children(context, 0, torch.zeros(1, dtype=torch.int64), Clock(round_))
 
 
 def check_device(on: str) -> None:
-    """Refuse a kind of processor that torch does not find."""
+    """Raise an error if torch cannot use this kind of processor."""
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not there.get(on.split(":")[0], False):
-        raise ValueError(f"no {on!r} here; there is {', '.join(k for k, v in there.items() if v)}")
+        raise ValueError(f"{on!r} is not available; available: {', '.join(k for k, v in there.items() if v)}")
 
 
 def absolute_file(rule: float | str) -> float | str:
-    """A participation rule whose file is named by its absolute path."""
+    """The participation rule with the path of its file made absolute."""
     kind, colon, path = rule.partition(":") if isinstance(rule, str) else ("", "", "")
     return f"{kind}:{Path(path).expanduser().resolve()}" if colon and kind in ("table", "schedule") else rule
 
@@ -218,7 +233,7 @@ def make_context(
     hold: int,
     objectives: Objectives,
 ) -> Context:
-    """Everything that the programs of one model share."""
+    """The context that the programs of one model share."""
     check_batch_size(spec.batch_size)
     if spec.batching not in (None, *BATCHINGS):
         raise ValueError(f"batching {spec.batching!r} is unknown; allowed: {', '.join(BATCHINGS)}")
@@ -259,9 +274,9 @@ def make_context(
 def make_objective(
     spec: RunSpec, module: nn.Module, loss: Loss, federation: Federation, tried: Sequence[Metric] | None
 ) -> Objective:
-    """The objective of every device, and how its stacks are computed: as given, or found by a check.
+    """The objective of the devices, with `batching` as given or chosen by a check.
 
-    A loss or metrics of the user (`tried`) are first tried on a few samples.
+    If the user gave a loss or metrics (`tried`), they are first evaluated on a few samples.
     """
     objective = Objective(
         checked(type(module).__name__, module),
@@ -280,32 +295,32 @@ def make_objective(
         size = spec.batch_size if isinstance(spec.batch_size, int) else 32
         choose_batching(objective, batches.walk(few, 0, 0, size).next(), spec.seed)
         if objective.batching != "stacked":
-            log.info("batching: %s (rows of this model depend on their stack)", objective.batching)
+            log.info("batching: %s (stacked would make the result of a device depend on others)", objective.batching)
     return objective
 
 
 def join(algorithm: Algorithm, contexts: dict[str, Context]) -> Context:
-    """The context above those of several models on one pool of devices."""
+    """The context that contains those of several models on the same devices."""
     first, *others = contexts.values()
     for context in others:
         if not np.array_equal(context.batches.federation.ids, first.batches.federation.ids):
             raise ValueError(
-                f"the data of {first.name} and {context.name} name other devices; several models share one pool, "
-                "so each device needs data for every model"
+                f"the data of {first.name} and {context.name} have different devices; "
+                "several models are trained on the same devices, so each device needs data for every model"
             )
     deepest = max(contexts.values(), key=lambda context: context.topology.num_tiers)
     for context in contexts.values():
         if context.algorithm.tiers != 2 and not deepest.topology.same_as(context.topology):
             raise ValueError(
-                f"the data of {deepest.name} and {context.name} have other teams; several models share one pool, so "
-                "each device is in one team: give a topology, or data that name the same teams"
+                f"the data of {deepest.name} and {context.name} have different teams; "
+                "several models are trained on the same tree: give a topology, or data with the same teams"
             )
     above: dict[str, Any] = {"algorithm": algorithm, "name": "", "scopes": contexts, "ledger": None, "hold": 1}
     return dataclasses.replace(deepest, memory=Memory(deepest.topology), **above)
 
 
 def for_nodes(participation: tuple[Participation, ...], topology: Topology) -> tuple[Participation, ...]:
-    """The rules for the nodes of this tree."""
+    """The participation rules for the nodes of this tree, after a check of the size of tables."""
     for tier, rule in enumerate(participation):
         if rule.table is not None and rule.table.shape[1] != topology.size(tier):
             raise ValueError(
@@ -316,7 +331,7 @@ def for_nodes(participation: tuple[Participation, ...], topology: Topology) -> t
 
 
 def note_flat(topology: Topology | None, contexts: list[Context]) -> None:
-    """Say once which methods do not use the teams that there are."""
+    """Log once which methods ignore the teams of the tree."""
     deep = [c.batches.federation.team is not None if topology is None else topology.num_tiers > 2 for c in contexts]
     flat = {
         type(c.algorithm).__name__ for c, teams in zip(contexts, deep, strict=True) if teams and c.algorithm.tiers == 2

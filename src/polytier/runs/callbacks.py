@@ -1,4 +1,4 @@
-"""What can watch a run: a progress bar, the run folder, TensorBoard, MLflow."""
+"""Callbacks for a run: a progress bar, the run folder, TensorBoard, MLflow."""
 
 from __future__ import annotations
 
@@ -23,15 +23,18 @@ from polytier.runs.loop import PATIENCE, Callback, Loop
 from polytier.runs.read import DIVERGED, DONE, RUNNING, STOPPED, score
 from polytier.runs.run import Run
 
-IN_FILES = 1 << 30  # bytes of rows at devices from which these are kept in files, not in memory and checkpoints
+IN_FILES = 1 << 30  # if the devices' rows have more bytes, they are kept in files instead of in memory and checkpoints
 
 
 class RunFolder(Callback):
-    """Writes the run folder: a line per round, checkpoints on the way, the results at the end.
+    """Writes the run folder: a line per round, checkpoints during training, and the results at the end.
 
     Args:
-        folder: Where; it must be new or empty, unless the run was resumed from it.
-        resumed: Whether the folder is there and the loop was restored from it.
+        folder: Path of the run folder. It must be new or empty, unless `resumed` is True.
+        resumed: Whether the run was restored from a checkpoint in this folder.
+
+    Raises:
+        ValueError: When the run starts, if the folder is not empty or cannot be created.
 
     Examples:
         >>> import polytier, tempfile
@@ -48,7 +51,7 @@ class RunFolder(Callback):
         self.saved = -1  # the round of the last checkpoint, when it was written, and how long that took
         self.saved_at = self.cost = 0.0
         self._metrics: Any = None
-        self._made: list[Path] = []  # folders that were not there before
+        self._made: list[Path] = []  # folders that did not exist before the run
 
     def on_start(self, loop: Loop) -> None:
         if not self.resumed:
@@ -58,7 +61,7 @@ class RunFolder(Callback):
                 loop.keep_in(self.folder / mapped_memory.FOLDER)
         write_state(self.folder, RUNNING, loop.context, round_=loop.round)
         write_start(self.folder, loop.spec.replace(rounds=loop.rounds), loop.context.topology)
-        # the checkpoint's history: lines of later rounds, or half a line, are of a run that was cut short
+        # rewritten from the checkpoint: the file may have lines of later rounds, or an incomplete last line
         write_text(self.folder / "metrics.jsonl", "".join(map(json_line, loop.history)))
         self._metrics = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
         self.checkpoint(loop)
@@ -80,10 +83,10 @@ class RunFolder(Callback):
         write_state(self.folder, DONE, loop.context, round_=loop.round)
 
     def on_error(self, loop: Loop, error: BaseException) -> None:
-        if self._metrics is None:  # nothing was written
+        if self._metrics is None:  # the folder was not written yet
             return
         reason = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
-        with suppress(OSError):  # the disk may be full, which is why the run ends
+        with suppress(OSError):  # a full disk may be the cause of the error
             state = DIVERGED if isinstance(error, Diverged) else STOPPED
             write_state(self.folder, state, loop.context, reason, loop.round)
 
@@ -92,6 +95,7 @@ class RunFolder(Callback):
             self._metrics.close()
 
     def checkpoint(self, loop: Loop) -> None:
+        """Write a checkpoint of the current round and record how long that took."""
         started = time.perf_counter()
         checkpoint.save(self.folder / "checkpoints", loop.round, *loop.snapshot())
         for kept in loop.stores:
@@ -100,7 +104,7 @@ class RunFolder(Callback):
         self.cost = self.saved_at - started
 
     def discard(self) -> None:
-        """Remove what a run wrote that could not start, and the folders made for it."""
+        """Remove the files of a run that could not start, and the folders that were created for it."""
         self.close()
         if self._metrics is None or self.resumed:
             return
@@ -111,13 +115,23 @@ class RunFolder(Callback):
 
 
 def rows_bytes(loop: Loop) -> int:
-    """A model for every device."""
+    """Bytes of one model per device, over all models of the run."""
     parts = loop.context.parts
     return sum(p.topology.size(p.topology.leaf) * p.objective.dimension * p.objective.dtype.itemsize for p in parts)
 
 
 class Progress(Callback):
-    """A bar on a terminal; nothing elsewhere."""
+    """Shows a progress bar with the leading metric if the output is a terminal; otherwise nothing.
+
+    Args:
+        console: The `rich` console to write to; by default standard error.
+
+    Examples:
+        >>> import polytier
+        >>> federation = polytier.build_federation("digits", devices=8, teams=2)
+        >>> method = polytier.FedAvg(device_steps=2)
+        >>> run = polytier.train(method, federation, "mclr", rounds=1, callbacks=[polytier.Progress()])
+    """
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)
@@ -153,7 +167,7 @@ class Progress(Callback):
 
 
 def figures(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """The numbers of a round, by names such as personal/test/loss."""
+    """The numbers of a round, with names such as personal/test/loss."""
     for key, value in record.items():
         if isinstance(value, dict):
             yield from ((f"{key}/{name}", v) for name, v in figures(value))
@@ -162,11 +176,18 @@ def figures(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 class TensorBoard(Callback):
-    """Writes every round's numbers for `tensorboard --logdir FOLDER`."""
+    """Writes the numbers of every round to a folder for `tensorboard --logdir FOLDER`.
+
+    Args:
+        folder: The folder for the event files. It is created when the run starts.
+
+    Raises:
+        ValueError: The package tensorboard is not installed.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its own dependencies
+            warnings.simplefilter("ignore")  # from its own dependencies
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
@@ -187,11 +208,19 @@ class TensorBoard(Callback):
 
 
 class MLflow(Callback):
-    """Logs a run to an MLflow server or folder: fields and settings as parameters, every round's numbers."""
+    """Logs a run to MLflow: settings and fields as parameters, the numbers of every round as metrics.
+
+    Args:
+        uri: Address of the tracking server, or a folder; by default the one that MLflow is configured with.
+        experiment: Name of the experiment. It is created if it does not exist.
+
+    Raises:
+        ValueError: The package mlflow is not installed, or MLflow cannot open `uri`.
+    """
 
     def __init__(self, uri: str | None = None, experiment: str = "polytier") -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its own dependencies
+            warnings.simplefilter("ignore")  # from its own dependencies
             try:
                 from mlflow import MlflowClient
                 from mlflow.exceptions import MlflowException
@@ -200,7 +229,7 @@ class MLflow(Callback):
             try:
                 self._client = MlflowClient(uri)
             except MlflowException as error:
-                raise ValueError(f"MLflow does not open {uri or 'its default place'}: {error}") from None
+                raise ValueError(f"MLflow cannot open {uri or 'its default location'}: {error}") from None
         self.experiment, self.run_id = experiment, ""
 
     def on_start(self, loop: Loop) -> None:
@@ -220,5 +249,5 @@ class MLflow(Callback):
         self.run_id = ""
 
     def close(self) -> None:
-        if self.run_id:  # it did not come to its end
+        if self.run_id:  # the run did not finish
             self._client.set_terminated(self.run_id, "FAILED")

@@ -1,4 +1,4 @@
-"""Checkpoints: all that a run needs to go on, written so that a kill at any moment loses nothing that was there."""
+"""Checkpoints: everything that a run needs to continue. A process that is killed never leaves a damaged one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def save(folder: Path, number: int, tensors: dict[str, Tensor], facts: dict[str,
     for path in partial.iterdir():
         flush(path)
     shutil.rmtree(final, ignore_errors=True)
-    partial.rename(final)  # from here on it counts
+    partial.rename(final)  # the checkpoint is complete after this rename
     for old in folder.glob("round-*"):
         if old != final:
             shutil.rmtree(old, ignore_errors=True)
@@ -31,12 +31,13 @@ def save(folder: Path, number: int, tensors: dict[str, Tensor], facts: dict[str,
 
 
 def flush(path: Path) -> None:
+    """Write the content of a file to the disk."""
     with path.open("r+b") as file:
         os.fsync(file.fileno())
 
 
 def latest(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
-    """The newest complete checkpoint: its round, tensors and facts."""
+    """The newest complete checkpoint: its round, tensors and other values; None if there is none."""
     found = sorted(folder.glob("round-*"))
     if not found:
         return None

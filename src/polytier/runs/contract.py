@@ -1,8 +1,8 @@
-"""The contract that every method keeps, and a check of it.
+"""The contract that every method must follow, and `check_algorithm`, which tests it.
 
-A program gets rows of any number of nodes and answers one row a node, from that node's row, memory and
-draws alone. It returns new rows, leaves its arguments as it found them and hides nothing in attributes.
-Then tiles, workers, restarts and networks cannot change a bit of its result.
+A program receives the rows of any number of nodes and returns one row per node. Each returned row depends only on the
+row, memory and random draws of its own node. A program returns new rows, does not change its arguments, and stores
+nothing in attributes. Under these conditions the result does not depend on tiles, workers, restarts or the network.
 """
 
 from __future__ import annotations
@@ -39,10 +39,24 @@ def check_algorithm(
     rounds: int = 3,
     **settings: Any,
 ) -> None:
-    """Run a method on a few devices in many ways; an AssertionError says what it does wrong and what to try.
+    """Test a method by running it on a few devices in several ways that must give identical results.
 
-    By default: logistic regression on eleven devices in four teams, some of them absent. `settings` are those of
-    `train`, for a method that needs another federation, model or batch size.
+    The runs differ in the number of devices computed at once, the engine, and whether the run is stopped and resumed.
+
+    Args:
+        algorithm: The method.
+        federation: The data; by default eleven devices in four teams, with two features and three classes.
+        model: A module or the name of a built-in model; by default logistic regression.
+        rounds: Number of rounds of each run.
+        **settings: Other settings, as in `polytier.train`. By default float64, mini-batches of 4 samples, and only some
+            teams and devices taking part in a round.
+
+    Raises:
+        AssertionError: The method does not follow the contract. The message says what is wrong and how to correct it.
+
+    Examples:
+        >>> import polytier
+        >>> polytier.check_algorithm(polytier.FedAvg(device_steps=2), rounds=2)
     """
     check_class(algorithm)
     name, before = type(algorithm).__name__, pickle.dumps(algorithm)
@@ -54,7 +68,7 @@ def check_algorithm(
         "device_participation": 0.6,
         **settings,
     }
-    settings["objectives"] = {}  # for all runs: graphs are traced once
+    settings["objectives"] = {}  # shared by all runs, so that graphs are traced once
     with make_loop(algorithm, federation, model, **settings) as reference:
         objective = reference.context.parts[0].objective
         settings["batching"] = objective.batching
@@ -69,7 +83,7 @@ def check_algorithm(
         wrong = differing(results(expected, True), results(other, True))
         assert not wrong, f"{name}: {what} gives another {wrong}; {advice}"
 
-    run(Watched(algorithm))  # first: what it finds makes the rest fail with less to the point
+    run(Watched(algorithm))  # first, because its messages are more precise than those of the checks below
     expected = run()
     check_models(name, expected)
     same(run(), "a second run", "what lasts goes into local.keep or what server returns, never into attributes")
@@ -101,9 +115,10 @@ def small_federation() -> Federation:
 
 
 def check_class(algorithm: Any) -> None:
+    """Check that the method is a frozen dataclass without extra attributes, and that it can be pickled."""
     kind, name = type(algorithm), type(algorithm).__name__
     assert isinstance(algorithm, Algorithm), f"{name} is not an Algorithm; derive it from polytier.Algorithm"
-    # Python refuses an unfrozen dataclass below a frozen one; what is left is a class without the decorator
+    # Python itself rejects an unfrozen subclass of a frozen dataclass, so only a missing decorator must be found
     assert "__dataclass_fields__" in vars(kind), f"{name} needs @dataclass(frozen=True): its fields are all it has"
     hidden = set(vars(algorithm)) - {field.name for field in fields(algorithm)}
     assert not hidden, f"{name} hides {', '.join(sorted(hidden))} beside its fields; make each a parameter(...)"
@@ -115,7 +130,7 @@ def check_class(algorithm: Any) -> None:
 
 
 def results(loop: Loop, traffic: bool) -> dict[str, Any]:
-    """All that a run leaves: the server's state, what nodes kept, and what was measured."""
+    """Everything that must not differ between runs: the state of the server, the memory of nodes, and the history."""
     rows = pack("state", loop.state) | memory_of(loop)
     skipped = {"seconds"} if traffic else {"seconds", "bytes", "participants"}
     measured = {f"{k} in round {r['round']}": v for r in loop.history for k, v in r.items() if k not in skipped}
@@ -123,7 +138,7 @@ def results(loop: Loop, traffic: bool) -> dict[str, Any]:
 
 
 def differing(a: dict[str, Any], b: dict[str, Any], atol: float = 0.0) -> str:
-    """The first name under which the results are not the same (rows only, with `atol`), or nothing."""
+    """The name of the first result that differs; empty if none does. With `atol` only tensors are compared."""
     for name in [*a, *(k for k in b if k not in a)]:
         one, two = a.get(name), b.get(name)
         if isinstance(one, Tensor) and isinstance(two, Tensor) and one.shape == two.shape:
@@ -135,7 +150,7 @@ def differing(a: dict[str, Any], b: dict[str, Any], atol: float = 0.0) -> str:
 
 
 def check_models(name: str, loop: Loop) -> None:
-    """Every model is a finite row a node; asking for them writes nothing."""
+    """Check that every model is one finite row per node, and that reading the models changes nothing."""
     before = {k: v.clone() if isinstance(v, Tensor) else v for k, v in results(loop, True).items()}
     run = loop.run(loop.round)
     wrong = differing(before, results(loop, True))
@@ -145,6 +160,7 @@ def check_models(name: str, loop: Loop) -> None:
 
 
 def check_rows(name: str, run: Run) -> None:
+    """Check shape and values of the personal, team and global models of one model."""
     everywhere, d = None if run.global_ is None else run.global_.unsqueeze(0), run.context.objective.dimension
     found = {
         "personal": (run.personal, len(run.device_ids)),
@@ -160,13 +176,13 @@ def check_rows(name: str, run: Run) -> None:
 
 
 def memory_of(loop: Loop) -> dict[str, Tensor]:
-    """What nodes kept; of several models under their names."""
+    """The rows that nodes kept; the names begin with the name of the model if there are several."""
     parts = loop.context.parts
     return {f"{part.name}>{k}" if part.name else k: v for part in parts for k, v in part.memory.state().items()}
 
 
 class Absent(Callback):
-    """Nodes that got no message keep their rows."""
+    """Checks that nodes which received no message keep their rows unchanged."""
 
     def __init__(self, name: str) -> None:
         self.name, self.before = name, {}
@@ -184,7 +200,7 @@ class Absent(Callback):
 
 
 class Watched:
-    """A method whose programs are seen to leave their arguments alone and to answer rows of the run's dtype."""
+    """Wraps a method and checks that its programs do not change their arguments and return rows of the right dtype."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
@@ -196,7 +212,7 @@ class Watched:
         if not callable(member):
             return member
 
-        @wraps(member)  # its parameters tell whether it is a program of devices
+        @wraps(member)  # its signature tells whether it is a program of devices
         def program(*given: Any) -> Any:
             rows, *others = given
             before = map_rows(torch.clone, rows) if isinstance(rows, Tensor | dict) else None
@@ -211,6 +227,7 @@ class Watched:
 
 
 def check_answer(where: str, answer: Any, node: Node, state: Rows | None) -> None:
+    """Check type, dtype and shape of what a program returned, and that a server returned its whole state."""
     dtype, model = node._context.objective.dtype, (len(node.ids), node._context.objective.dimension)
     for field, value in as_dict(answer).items():
         assert isinstance(value, Tensor), (

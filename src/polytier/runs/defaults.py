@@ -1,7 +1,7 @@
-"""What a method is set to on the data and models that the papers use, each value with its source.
+"""Default fields of methods for the data and models that the papers use, each with its source.
 
-`polytier run` takes these where neither a flag nor a file says otherwise; on other data the method's own defaults hold.
-Rows that were tuned for a number of gradient steps a round are for `polytier compare --steps` of that number.
+`polytier run` uses these values if neither a flag nor a file sets the field. For other data the defaults of the method
+apply. Rows tuned for a number of gradient steps per round apply only to `polytier compare --steps` with that number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HALF = "sFedHP, Tables II-VII: 0.1 and 0.5 were tried, 0.5 was better throughout
 
 @dataclass(frozen=True)
 class Row:
-    """Fields of some methods on some data and models; `steps`: only if a device takes so many a round."""
+    """Fields of some methods for some data and models; if `steps` is set, only for that many steps per round."""
 
     algorithms: tuple[str, ...]
     data: tuple[str, ...]
@@ -29,13 +29,13 @@ class Row:
     steps: int | None = None
 
     def fits(self, algorithm: str, data: str, model: str, steps: int | None) -> bool:
-        """Names may carry arguments, as in dnn:500x200."""
+        """Whether the row applies. Names may have arguments, as in dnn:500x200."""
         found = (algorithm, data.partition(":")[0], model.partition(":")[0])
         named = zip(found, (self.algorithms, self.data, self.models), strict=True)
         return all(name in names for name, names in named) and self.steps == steps
 
 
-# 40 devices with 2 labels each, mini-batches of 32, 100 rounds of 20 gradients a device
+# 40 devices with 2 labels each, mini-batches of 32, 100 rounds of 20 gradients per device
 TUNED = {
     "permfl": {
         "device_lr": 0.12,
@@ -175,6 +175,6 @@ TABLE = (
 
 
 def settings(algorithm: str, data: str, model: str, steps: int | None = None) -> dict[str, tuple[Any, str]]:
-    """Value and source of each field that the table has something to say about; `steps`: for that number alone."""
+    """Value and source of each field that the table sets; rows with `steps` only if the number is the same."""
     rows = [row for row in TABLE if row.fits(algorithm, data, model, steps)]
     return {name: (value, row.source) for row in rows for name, value in row.fields.items()}

@@ -1,4 +1,4 @@
-"""What a run will take, said before it starts."""
+"""Estimates of the memory and time of a run, before it starts."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ TIMED = 3  # steps
 
 
 def memory_bytes(loop: Loop) -> int:
-    """Data, a model for every node, and the working set of a tile."""
+    """Bytes of the data, of one model per node, and of the working memory of a tile."""
     return sum(sum(memory_of(loop, context).values()) for context in loop.context.parts)
 
 
 def memory_of(loop: Loop, context: Context) -> dict[str, int]:
-    """By what it is for."""
+    """Bytes by purpose."""
     federation, width, engine = context.batches.federation, context.objective.dtype.itemsize, engine_of(loop.context)
     nodes = sum(context.topology.size(tier) for tier in range(context.topology.num_tiers))
     tile = min(engine.tiles[context.name], len(federation))
@@ -51,7 +51,7 @@ def memory_of(loop: Loop, context: Context) -> dict[str, int]:
 
 
 def check_memory(loop: Loop) -> None:
-    """Stop a run that could not fit before it starts. What is kept in files, mapped, need not fit."""
+    """Raise an error before the start if the run does not fit into memory. Memory-mapped files are not counted."""
     have = physical_memory()
     if have is None:
         return
@@ -70,13 +70,13 @@ def check_memory(loop: Loop) -> None:
             }
             what, then = advice[max(need, key=need.__getitem__)]
             raise ValueError(
-                f"this needs about {size(total)} of memory, {size(max(need.values()))} for its {what}; there are "
-                f"{size(have)}: {then}"
+                f"this needs about {size(total)} of memory, {size(max(need.values()))} for its {what}; "
+                f"available: {size(have)}; {then}"
             )
 
 
 def physical_memory() -> int | None:
-    """Of this machine, or of what this process may use of it; None where that is not told."""
+    """Memory in bytes that this process may use; None if the system does not report it."""
     try:
         have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
@@ -88,9 +88,9 @@ def physical_memory() -> int | None:
 
 
 def seconds_a_round(loop: Loop, workers: int) -> float | None:
-    """From a few timed steps of a tile and the steps that the method asks of a device; None if unknown."""
+    """Estimated seconds per round, from a few timed steps of a tile; None if the number of steps is unknown."""
     seconds = 0.0
-    for context in loop.context.parts:  # several models share the devices out
+    for context in loop.context.parts:  # several models divide the devices among themselves
         steps = steps_of_a_device(context, loop.codec)
         if steps is None:
             return None
@@ -100,7 +100,7 @@ def seconds_a_round(loop: Loop, workers: int) -> float | None:
 
 
 def steps_a_round(loop: Loop) -> float | None:
-    """Device steps of all devices that take part, all models together; None if unknown."""
+    """Device steps per round over all participating devices and all models; None if unknown."""
     total = 0.0
     for context in loop.context.parts:
         steps = steps_of_a_device(context, loop.codec)
@@ -111,7 +111,7 @@ def steps_a_round(loop: Loop) -> float | None:
 
 
 def seconds_a_step(context: Context) -> float:
-    """Of one device in a tile: draw a batch, take its gradient, step."""
+    """Measured seconds of one step of one device in a tile: batch, gradient and update."""
     rows = torch.arange(min(default_tile(context), len(context.batches.federation)))
     theta = context.objective.initial.to(context.objective.device).expand(len(rows), -1).clone()
     sizes = batch_sizes(context.batch_size, context.batches.federation.samples[rows], 0)
@@ -124,7 +124,7 @@ def seconds_a_step(context: Context) -> float:
 
 
 def devices_that_take_part(context: Context) -> float:
-    """In an ordinary call, on average."""
+    """Expected number of participating devices in one call."""
     expected = 1.0
     for tier in range(1, context.topology.num_tiers):
         each = context.topology.size(tier) / context.topology.size(tier - 1)
@@ -134,7 +134,7 @@ def devices_that_take_part(context: Context) -> float:
 
 
 def steps_of_a_device(context: Context, codec: Codec) -> int | None:
-    """The method's own programs, run for a round at one device below one team, with gradients of zero."""
+    """Device steps per round, counted by running the method on one device with gradients of zero; None if unknown."""
     chain = Topology.build(context.topology.names[-1][:1], *[["one"]] * (context.topology.num_tiers - 2))
     objective = copy.copy(context.objective)
     objective.grad = lambda theta, *_: torch.zeros_like(theta)  # type: ignore[method-assign]
@@ -157,12 +157,16 @@ def steps_of_a_device(context: Context, codec: Codec) -> int | None:
     server = Children(alone, 0, torch.zeros(1, dtype=torch.int64), Clock(0))
     try:
         context.algorithm.server(context.algorithm.init(objective.initial.unsqueeze(0).clone()), server)
-    except (ValueError, Diverged):  # fields with a value a node do not fit one device; the run itself will say the rest
+    except (
+        ValueError,
+        Diverged,
+    ):  # fields with one value per node do not fit one device; other errors are reported by the run itself
         return None
     return alone.device_steps
 
 
 def one_device(federation: Federation) -> Federation:
+    """The federation with its first device only."""
     end = int(federation.bounds[0, 3])
     return replace(
         federation,

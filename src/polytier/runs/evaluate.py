@@ -1,7 +1,7 @@
-"""Which model, which devices, which split: every device is judged on its own samples.
+"""Evaluation of models on each device's own samples.
 
 personal | the device's own model
-team     | the model of its (innermost) team; outer tiers of teams go by their own names: team1, ...
+team     | the model of its innermost team; the models of outer tiers have the names of the tiers: team1, ...
 global   | the server's model
 """
 
@@ -25,18 +25,18 @@ from polytier.models.metrics import LOSS, Metric
 from polytier.stack.rows import Rows, as_dict, cat_rows
 
 PUBLISHED = "published."
-CHUNK = 128  # samples of a device that are put through the model at once
-HELD = 16 << 20  # bytes of outputs that are held for metrics per device; more only if one device has more
+CHUNK = 128  # samples per device in one forward pass
+HELD = 16 << 20  # limit in bytes of outputs kept for metrics per device; a single device may exceed it
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What the devices answered, devices in the topology's order.
+    """The measured values of all devices, in the order of the topology.
 
-    counts[split]               | [n] samples
+    counts[split]               | [n] number of samples
     sums[model, split][metric]  | [n] sums over each device's samples: the loss and the metrics per sample
-    values[model, split][metric]| [n] the metrics per device; NaN where a metric is undefined
-    metrics                     | the leading one first
+    values[model, split][metric]| [n] the metrics per device; NaN if a metric is undefined
+    metrics                     | the metrics, the leading one first
     """
 
     counts: dict[str, np.ndarray]
@@ -46,15 +46,16 @@ class Evaluation:
 
     @property
     def models(self) -> list[str]:
+        """The kinds of models that were evaluated."""
         return list(dict.fromkeys(model for model, _ in self.sums))
 
     @property
     def measured(self) -> tuple[Metric, ...]:
-        """The loss, which is always there, and the metrics."""
+        """The loss, which is always measured, and the metrics."""
         return (LOSS, *(metric for metric in self.metrics if metric.name != LOSS.name))
 
     def by_device(self, model: str, split: str, metric: str) -> np.ndarray:
-        """[n] each device's value; NaN for a device that has no samples in this split, or where it is undefined."""
+        """[n] one value per device; NaN for a device without samples in this split, or if the value is undefined."""
         count = self.counts[split]
         if (model, split) not in self.sums:
             return np.full(len(count), np.nan)
@@ -65,7 +66,7 @@ class Evaluation:
         return known.finished(np.where(count > 0, sums / np.maximum(count, 1), np.nan))
 
     def summary(self, model: str, split: str = "test") -> dict[str, float | None]:
-        """The figures of a model: the mean loss, and of each metric its mean over devices and more (`figures_of`)."""
+        """The mean loss of a model, and for each metric its mean over devices and more (`figures_of`)."""
         if (model, split) not in self.sums:
             return {}
         result: dict[str, float | None] = {}
@@ -77,7 +78,7 @@ class Evaluation:
                 result[metric.name] = float(there.mean())
             elif len(there):
                 result |= figures_of(metric, there)
-                if metric.per != "device":  # one number per device does not tell what all samples together would give
+                if metric.per != "device":  # the value over all samples cannot be computed from one value per device
                     total = self.sums[model, split][summed(metric)].sum() / self.counts[split].sum()
                     result[f"{metric.name}_pooled"] = float(metric.finished(total))
             if undefined:
@@ -86,7 +87,7 @@ class Evaluation:
         return result
 
     def figures(self) -> dict[str, Any]:
-        """By model and split, for a round's record."""
+        """The values by model and split, for the record of a round."""
         result: dict[str, Any] = {}
         for model, split in self.sums:
             result.setdefault(model, {})[split] = self.summary(model, split)
@@ -94,7 +95,7 @@ class Evaluation:
 
 
 def figures_of(metric: Metric, values: np.ndarray) -> dict[str, float | None]:
-    """Mean over the devices, standard deviation and mean of the worst tenth; `values` are sorted, the lowest first."""
+    """Mean, standard deviation and mean of the worst tenth over devices; `values` are in ascending order."""
     tenth = max(1, round(0.1 * len(values)))
     worst = values[:tenth] if metric.better == "higher" else values[::-1][:tenth]
     return {
@@ -105,26 +106,26 @@ def figures_of(metric: Metric, values: np.ndarray) -> dict[str, float | None]:
 
 
 def summed(metric: Metric) -> str:
-    """Under which name the sums of a metric are held: a metric of the loss needs none of its own."""
+    """The name under which the sums of a metric are stored; a metric of the loss uses those of the loss."""
     return LOSS.name if metric.per == "loss" else metric.name
 
 
 def metrics_of(context: Context) -> tuple[Metric, ...]:
-    """The metrics of a run, the leading one first; of several models those that all have, or else the loss."""
+    """The metrics of a run, the leading one first. Several models: those that all have, or the loss if none."""
     first, *others = [part.metrics for part in context.parts]
     shared = tuple(m for m in first if all(m.name in {metric.name for metric in each} for each in others))
     return shared or (LOSS,)
 
 
 def personal(algorithm: Algorithm, rows: dict[str, Tensor], local: LocalProblem) -> dict[str, Tensor]:
-    """Runs at the devices: their own models as the field "", or nothing if the method has none."""
+    """Program of devices: their personal models as the field ""; nothing if the method has none."""
     published = {k.removeprefix(PUBLISHED): v for k, v in rows.items() if k.startswith(PUBLISHED)}
     own = algorithm.personal(published.get("", published or None), local)
     return {} if own is None else {"": own}
 
 
 def measure(algorithm: Algorithm, rows: dict[str, Tensor], local: LocalProblem) -> Rows:
-    """Runs at the devices: what `columns` names, of every model on every split, [n, columns]."""
+    """Program of devices: [n, columns] the values named by `columns`, for every model and split."""
     models = {k: v for k, v in rows.items() if not k.startswith(PUBLISHED)}
     models = {**{f"personal{k}": v for k, v in personal(algorithm, rows, local).items()}, **models}
     measured = {}
@@ -135,12 +136,13 @@ def measure(algorithm: Algorithm, rows: dict[str, Tensor], local: LocalProblem) 
 
 
 def columns(metrics: Sequence[Metric]) -> list[tuple[str, str]]:
-    """What a device answers, (kind, metric): sums over samples; then the value of a metric, and 1 if it is defined."""
+    """The columns (kind, metric) of a device's answer: sums over samples, then value and validity per metric."""
     summed_up = [("sum", LOSS.name), *(("sum", metric.name) for metric in metrics if metric.per == "sample")]
     return summed_up + [(kind, m.name) for m in metrics if m.per == "device" for kind in ("value", "defined")]
 
 
 def present_splits(context: Context) -> list[str]:
+    """The splits in which some device has samples."""
     spans = {s: context.batches.federation.span(s) for s in SPLITS}
     return [s for s, (start, end) in spans.items() if bool((end > start).any())]
 
@@ -150,8 +152,8 @@ def measure_split(
 ) -> dict[str, Tensor]:
     """[n, columns] for each model.
 
-    Sums are taken of all these devices at once, and a chunk of samples is read once for all models. For a metric per
-    device the outputs of all samples are held: of one model at a time, and of no more devices than `devices_at_once`.
+    Sums are computed for all devices at once, and a chunk of samples is read once for all models. Metrics per device
+    need the outputs of all samples, so these are kept for one model at a time and at most `devices_at_once` devices.
     """
     if not any(metric.per == "device" for metric in local._context.metrics):
         return measure_rows(algorithm, models, split, local)
@@ -166,7 +168,7 @@ def measure_split(
 
 
 def devices_at_once(algorithm: Algorithm, model: Tensor, split: str, local: LocalProblem) -> int:
-    """How many devices' outputs fit into HELD bytes, at least one; tried with one sample of the largest device."""
+    """Number of devices, at least one, whose outputs fit into HELD bytes; measured with one sample."""
     start, end = (b[local.rows] for b in local._context.batches.federation.span(split))
     largest = int((end - start).argmax())
     samples = int((end - start)[largest])
@@ -206,18 +208,19 @@ def measure_rows(algorithm: Algorithm, models: dict[str, Tensor], split: str, lo
 
 
 class Held:
-    """All outputs and targets of one device, for the metrics per device."""
+    """All outputs and targets of one device, for metrics per device."""
 
     def __init__(self) -> None:
         self.outputs: list[np.ndarray] = []
         self.targets: list[np.ndarray] = []
 
     def add(self, outputs: Tensor, targets: Tensor) -> None:
+        """Add the outputs and targets of a chunk of samples."""
         self.outputs.append(outputs.cpu().numpy())
         self.targets.append(targets.cpu().numpy())
 
     def values(self, metrics: Sequence[Metric]) -> Tensor:
-        """[2 * metrics] the value of each metric, and 1 if it is defined; 0 and 0 if it is not."""
+        """[2 * metrics] value and validity (1) of each metric; 0 and 0 if the metric is undefined."""
         if not self.outputs:
             return torch.zeros(2 * len(metrics), dtype=torch.float64)
         outputs, targets = np.concatenate(self.outputs), np.concatenate(self.targets)
@@ -228,7 +231,7 @@ class Held:
 
 
 def ask_devices(context: Context, state: Rows, round_: int, program: Any) -> Iterator[dict[str, Tensor]]:
-    """Run a program of this page at all devices, in the topology's order; nothing is written, no traffic counted."""
+    """Run a program of this module on all devices, in the order of the topology, without changes or traffic."""
     rows, sender = shared_rows(context, state)
     everyone = torch.arange(context.topology.size(context.topology.leaf))
     leaf = context.topology.leaf
@@ -237,7 +240,7 @@ def ask_devices(context: Context, state: Rows, round_: int, program: Any) -> Ite
 
 
 def evaluate(context: Context, state: Rows, round_: int) -> Evaluation:
-    """Judge all models of a run at all devices."""
+    """Evaluate all kinds of models on all devices."""
     sums: dict[tuple[str, str], dict[str, np.ndarray]] = {}
     values: dict[tuple[str, str], dict[str, np.ndarray]] = {}
     measured = as_dict(cat_rows(list(ask_devices(context, state, round_, measure))))
@@ -256,7 +259,7 @@ def evaluate(context: Context, state: Rows, round_: int) -> Evaluation:
 
 
 def personal_models(context: Context, state: Rows, round_: int) -> Tensor | None:
-    """[n, d] every device's own model, in the federation's order; None if the method has none."""
+    """[n, d] the personal models in the federation's order; None if the method has none."""
     own, start = None, 0
     for answer in ask_devices(context, state, round_, personal):
         if "" not in answer:
@@ -269,7 +272,7 @@ def personal_models(context: Context, state: Rows, round_: int) -> Tensor | None
 
 
 def shared_rows(context: Context, state: Rows) -> tuple[dict[str, Tensor], Tensor]:
-    """What devices are given to be judged: a row for each innermost parent, and who gets which."""
+    """The rows that devices receive for evaluation, one per innermost parent, and which device gets which."""
     topology, algorithm = context.topology, context.algorithm
     inner = topology.leaf - 1
     num = topology.size(inner)

@@ -1,4 +1,4 @@
-"""A model people can use: predictions for a file, and the model itself as a file."""
+"""Use of trained models: predictions for a file, and export of a model to a file."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from polytier.data.sources import reading
 from polytier.runs.folder import about_inputs, atomic, write_tensors
 from polytier.runs.run import Run, Scaled
 
-CHUNK = 512  # samples that are put through the model at once
+CHUNK = 512  # samples in one forward pass
 
 
 def check_target(path: Path, *endings: str) -> None:
+    """Raise an error if the file to write has a wrong ending, exists, or is in a folder that does not exist."""
     if path.suffix not in endings:
-        raise ValueError(f"{path}: the file to write ends in {' or '.join(endings)}")
+        raise ValueError(f"{path}: the name of the output file must end in {' or '.join(endings)}")
     if path.exists():
         raise ValueError(f"{path} exists; remove it or name another file")
     if not path.parent.is_dir():
-        raise ValueError(f"there is no folder {path.parent} to write {path.name} into")
+        raise ValueError(f"{path.name} cannot be written: the folder {path.parent} does not exist")
 
 
 def read_inputs(path: Path, run: Run) -> Tensor:
-    """`x` of an .npz file, as the run's model takes it."""
+    """The array `x` of an .npz file, after a check that the model accepts it."""
     with (
         reading(path, "an .npz file", "write it by np.savez(file, x=...)"),
         np.load(path, allow_pickle=False) as archive,
@@ -44,7 +45,7 @@ def read_inputs(path: Path, run: Run) -> Tensor:
     if tuple(x.shape[1:]) != wanted.shape:
         raise ValueError(f"{path}: a sample is {tuple(x.shape[1:])}; the model was trained on {wanted.shape}")
     if kind_of(x.dtype) != kind_of(wanted.dtype):
-        # numbers in another scale would give predictions that look right and are not
+        # inputs in another scale would give wrong predictions without an error
         trained = f"the model was trained on {dtype_name(wanted.dtype)}"
         raise ValueError(f"{path}: x is {dtype_name(x.dtype)}; {trained}, scaled as those were")
     bad = ~torch.isfinite(x.reshape(len(x), -1)).all(1)
@@ -59,7 +60,7 @@ def kind_of(dtype: torch.dtype) -> str:
 
 
 def outputs(run: Run, module: nn.Module, x: Tensor) -> Tensor:
-    """What the model says of each sample."""
+    """The outputs of the model, one row per sample."""
     if x.is_floating_point():
         x = x.to(run.context.objective.dtype)
     with torch.no_grad():
@@ -67,7 +68,7 @@ def outputs(run: Run, module: nn.Module, x: Tensor) -> Tensor:
 
 
 def predict(run: Run, row: Tensor, data: Path, target: Path) -> int:
-    """Write y (the class, if there are classes) and scores (the outputs) for x; returns how many."""
+    """Write y (the class, if there are classes) and scores (the outputs) for x; returns the number of samples."""
     check_target(target, ".npz")
     scores = outputs(run, run.as_module(row), read_inputs(data, run))
     classes = run.context.population.num_classes is not None and len(scores)
@@ -86,6 +87,7 @@ def export(run: Run, row: Tensor, target: Path, owner: str) -> None:
 
 
 def export_parameters(run: Run, row: Tensor, target: Path, owner: str) -> None:
+    """Write the parameters of a model as .safetensors."""
     module = run.as_module(row)
     inner = module.model if isinstance(module, Scaled) else module
     assert isinstance(inner, nn.Module)
@@ -98,9 +100,10 @@ def export_parameters(run: Run, row: Tensor, target: Path, owner: str) -> None:
 
 
 def export_program(run: Run, row: Tensor, target: Path) -> None:
+    """Write a model as a .pt2 program."""
     module = run.as_module(row)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about tracing internals
+        warnings.simplefilter("ignore")  # warnings about tracing internals
         with atomic(target) as partial:
             try:
                 batch = torch.export.Dim("batch")
@@ -116,7 +119,7 @@ def export_program(run: Run, row: Tensor, target: Path) -> None:
             except (RuntimeError, ValueError, AssertionError, TypeError, NotImplementedError) as error:
                 reason = str(error).strip().splitlines()[0]
                 raise ValueError(
-                    f"this model cannot become a .pt2 file: {reason}; export it as .safetensors"
+                    f"this model cannot be exported as a .pt2 file: {reason}; export it as .safetensors"
                 ) from error
 
 

@@ -1,15 +1,15 @@
-"""The run folder: what a run writes; loading.py reads it back.
+"""Writes the run folder; load.py and read.py read it.
 
-config.toml      resolved configuration and versions; `polytier run` repeats the run from it
-metrics.jsonl    a line a round
-summary.json     the result in numbers; written last, so that it is there only if all the rest is
-devices.csv      one line per device: samples, labels, the metrics of each model
+config.toml      complete settings and versions; `polytier run` repeats the run from it
+metrics.jsonl    a line per round
+summary.json     the results; written last, so it exists only if all other files are complete
+devices.csv      a line per device: samples, labels, the metrics of each model
 topology.json    the tree
 traffic.csv      bytes by round, link and direction
-collaboration.npz  who listened to whom, over time, if the method learned that
-state.json       how the run stands (running, done, stopped, diverged) and why; the version of this format
-models/          {personal,team,global}.safetensors; of several models, in a folder each
-checkpoints/     what is needed to go on
+collaboration.npz  the learned collaboration over time, if the method learns one
+state.json       the state of the run (running, done, stopped, diverged), the reason, and the version of this format
+models/          {personal,team,global}.safetensors; one folder per model if there are several
+checkpoints/     what a run needs to continue
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from polytier.tree.topology import Topology
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """A place to write to that takes the file's name once all is written."""
+    """A temporary path to write to; it is renamed to `path` once the file is complete."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         yield partial
@@ -56,17 +56,19 @@ def atomic(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
     with atomic(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 def write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
+    """Write a CSV file atomically."""
     with atomic(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)
 
 
 def finite(value: Any) -> Any:
-    """JSON knows no NaN and no infinity: null instead."""
+    """The same value with None for NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
         return {k: finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -75,26 +77,28 @@ def finite(value: Any) -> Any:
 
 
 def json_line(record: dict[str, Any]) -> str:
+    """A record as one line of JSON."""
     return json.dumps(finite(record)) + "\n"
 
 
 def check_free(folder: Path) -> None:
-    """A run never writes into a folder that holds something."""
+    """Raise an error if the folder is not empty: a run never overwrites files."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        advice = f"name another one, or go on with `polytier resume {folder}`"
+        advice = f"give another one, or continue with `polytier resume {folder}`"
         raise ValueError(f"the run folder {folder} exists and is not empty; {advice}")
 
 
 def claim(folder: Path) -> None:
+    """Create the run folder."""
     check_free(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"the run folder {folder} cannot be made: {error.strerror}; name another one") from None
+        raise ValueError(f"the run folder {folder} cannot be created: {error.strerror}; give another one") from None
 
 
 def next_free(parent: Path, stem: str) -> Path:
-    """parent/stem-1, or the first number that is not taken."""
+    """parent/stem-N with the first number that is not in use."""
     number = 1
     while (parent / f"{stem}-{number}").exists():
         number += 1
@@ -102,7 +106,7 @@ def next_free(parent: Path, stem: str) -> Path:
 
 
 def tree(topology: Topology) -> Iterator[str]:
-    """JSON, in pieces: by tier, ids and the id of each one's parent; `row` is a device's place in the data."""
+    """The tree as pieces of JSON: by tier, the ids and the id of each parent; `row` is a device's index in the data."""
     for tier, name in enumerate(topology.tier_names):
         columns = {"ids": topology.names[tier]}
         if tier:
@@ -120,7 +124,7 @@ def tree(topology: Topology) -> Iterator[str]:
 
 
 def write_state(folder: Path, state: str, context: Context, reason: str = "", round_: int = 0) -> None:
-    """How the run stands, for whoever looks into the folder: one of `STATES`, why, and by what it is judged."""
+    """Write state.json: one of `STATES`, the reason, and the metrics of the run."""
     assert state in STATES
     metrics = [metric.as_dict() for metric in metrics_of(context)]
     about = {
@@ -135,13 +139,14 @@ def write_state(folder: Path, state: str, context: Context, reason: str = "", ro
 
 
 def write_start(folder: Path, spec: RunSpec, topology: Topology) -> None:
+    """Write the files that are known before the first round: config.toml and topology.json."""
     write_text(folder / "config.toml", to_toml(spec.values()))
     with atomic(folder / "topology.json") as partial, partial.open("w", encoding="utf-8") as file:
         file.writelines(tree(topology))
 
 
 def write_end(folder: Path, run: Run) -> None:
-    """The results; summary.json comes last."""
+    """Write the results, summary.json last."""
     for name, part in run.models.items() or [("", run)]:
         write_models(folder / "models" / name, part)
     write_csv(folder / "devices.csv", device_table(run))
@@ -152,9 +157,9 @@ def write_end(folder: Path, run: Run) -> None:
 
 
 def write_results(folder: Path, run: Run) -> None:
-    """The whole folder of a run that was made in Python."""
+    """Write the complete folder of a run that was made in Python."""
     if any(part.evaluation is None for part in run.parts):
-        raise ValueError("this run was read from a folder and holds no evaluation; copy that folder instead")
+        raise ValueError("this run was loaded from a folder and has no evaluation; copy that folder instead")
     claim(folder)
     write_start(folder, run.spec.replace(rounds=run.rounds), run.context.topology)
     write_text(folder / "metrics.jsonl", "".join(map(json_line, run.history)))
@@ -164,6 +169,7 @@ def write_results(folder: Path, run: Run) -> None:
 
 
 def write_collaboration(folder: Path, run: Run) -> None:
+    """Write collaboration.npz."""
     with atomic(folder / collaboration.FILE) as partial:
         collaboration.save(partial, run.collaboration, run.context.true_groups(1))
 
@@ -172,9 +178,9 @@ def write_collaboration(folder: Path, run: Run) -> None:
 
 
 def write_models(folder: Path, run: Run) -> None:
-    """{personal,team,global}.safetensors: one tensor per parameter that trains, its first axis is the nodes.
+    """Write {personal,team,global}.safetensors: one tensor per trained parameter, its first axis is the nodes.
 
-    Frozen parameters are not in the files; their digest is, so that `Run.load` finds out whether it is given the same.
+    Frozen parameters are not in the files. Their digest is, so that `Run.load` can compare them with the given model.
     """
     folder.mkdir(parents=True, exist_ok=True)
     everywhere = None if run.global_ is None else run.global_.unsqueeze(0)
@@ -189,10 +195,10 @@ def write_models(folder: Path, run: Run) -> None:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], **meta: str) -> None:
-    """A safetensors file that is the same to the byte whenever its content is."""
+    """Write a safetensors file; equal content gives equal bytes."""
     with atomic(path) as partial:
         save_file(tensors, partial, meta)
-        with partial.open("r+b") as file:  # the order of the metadata is left to chance: sort it
+        with partial.open("r+b") as file:  # safetensors writes the metadata in random order, so they are sorted here
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
             header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
@@ -200,11 +206,11 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], **meta: str) -> None:
             assert len(text) <= length
             file.seek(8)
             file.write(text.ljust(length))
-        partial.chmod(0o644)  # save_file keeps it to its owner
+        partial.chmod(0o644)  # save_file makes it readable by its owner only
 
 
 def about_inputs(population: Population) -> dict[str, Any]:
-    """What a model must know of its inputs: a run folder can be used without the data."""
+    """Shape, dtype and scaling of the inputs, so that a run folder can be used without the data."""
     scaling = {
         name: None if value is None else [dtype_name(value.dtype), value.tolist()]
         for name, value in (("scale", population.scale), ("shift", population.shift))

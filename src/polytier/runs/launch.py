@@ -1,4 +1,4 @@
-"""A run in its folder: from the start, or from the last checkpoint."""
+"""Runs with a run folder: from the start, or from the last checkpoint."""
 
 from __future__ import annotations
 
@@ -23,26 +23,29 @@ log = logging.getLogger("polytier")
 
 
 def spec_of_folder(folder: Path, **changes: Any) -> RunSpec:
-    """The specification of a run that is to go on, with changes; None means no change."""
+    """The specification of a run to continue, with changes; a change of None keeps the value."""
     values = read_config(folder)
     made_with = values.pop("versions", {})
-    check_named(values, folder, "go on there")
+    check_named(values, folder, "continue it in Python")
     spec = check_spec(values | {name: value for name, value in changes.items() if value is not None})
     now = versions()
     changed = [f"{name} {version} (now {now[name]})" for name, version in made_with.items() if now.get(name) != version]
     if changed:
-        log.warning("started with %s: the bits may differ from those of an unbroken run", ", ".join(changed))
+        log.warning(
+            "started with %s: results may differ in rounding from those of a run without interruption",
+            ", ".join(changed),
+        )
     return spec
 
 
 def resumed_loop(spec: RunSpec, folder: Path) -> Loop:
-    """A run as its last checkpoint left it."""
+    """The run in the state of its last checkpoint."""
     found = latest(folder)
     if found is None:
         raise ValueError(f"{folder} holds no checkpoint; repeat the run: polytier run {folder / 'config.toml'}")
     number, tensors, facts = found
     if number > spec.rounds:
-        raise ValueError(f"{folder} has done {number} rounds; ask for at least as many")
+        raise ValueError(f"{folder} has completed {number} rounds; --rounds must be at least as large")
     loop = Loop(assemble(spec))
     try:
         if facts.get("epochs"):
@@ -51,7 +54,7 @@ def resumed_loop(spec: RunSpec, folder: Path) -> Loop:
     except BaseException:
         loop.close()
         raise
-    log.info("going on after round %d of %d", number, spec.rounds)
+    log.info("continuing after round %d of %d", number, spec.rounds)
     return loop
 
 
@@ -65,8 +68,8 @@ def run_in_folder(
     """Run the rounds of the specification and write the folder.
 
     Raises:
-        Stopped: The run ended before its last round; the message says how to go on.
-        ValueError: The input is bad in a way that only the method could find; nothing is left of the folder.
+        Stopped: The run ended before its last round. The message says how to continue.
+        ValueError: The method found that the input is invalid. The folder is removed.
     """
     check_memory(loop)
     writer, again = RunFolder(folder, resumed), f"polytier resume {folder}"
@@ -83,26 +86,26 @@ def run_in_folder(
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
             raise
-        less = "there is not enough memory: go on with a smaller --tile or fewer --workers"
+        less = "memory is insufficient: continue with a smaller --tile or fewer --workers"
         raise Stopped(f"stopped in round {loop.round + 1}, {less}: {again} --tile 4 --workers 1", FAULT) from None
     except KeyboardInterrupt:
-        raise Stopped(f"stopped in round {loop.round + 1}; go on with: {again}", INTERRUPTED) from None
+        raise Stopped(f"stopped in round {loop.round + 1}; continue with: {again}", INTERRUPTED) from None
     except OSError as error:
         log.debug("where this came from:", exc_info=error)
-        raise Stopped(f"stopped by a fault: {error}; when that is repaired: {again}", FAULT) from None
+        raise Stopped(f"stopped by an error: {error}; after correcting it, continue with: {again}", FAULT) from None
     if loop.round < loop.spec.rounds:
         done = f"interrupted after round {loop.round} of {loop.spec.rounds}"
-        raise Stopped(f"{done}; go on with: {again}", INTERRUPTED)
+        raise Stopped(f"{done}; continue with: {again}", INTERRUPTED)
 
 
 def after_divergence(folder: Path, saved: int) -> str:
-    """How to go on; `saved` is the round of the last checkpoint."""
+    """Advice after a divergence; `saved` is the round of the last checkpoint."""
     again = f"Try again with `polytier run {folder / 'config.toml'} --set FIELD=VALUE`"
     last = f"`polytier resume {folder} --rounds {saved}` gives the models of round {saved}, the last checkpoint"
     return again if saved < 1 else f"{again}; {last}"
 
 
 def folder_stem(spec: RunSpec) -> str:
-    """ALGORITHM-DATA-SEED, as a folder's name."""
+    """ALGORITHM-DATA-SEED as the name of a folder."""
     data = Path(spec.data).stem if spec.data.lower().endswith(".npz") else Path(spec.data).name
     return re.sub(r"[^\w.-]+", "-", f"{spec.algorithm}-{data}-{spec.seed}")

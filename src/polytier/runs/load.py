@@ -1,4 +1,4 @@
-"""A run folder read back: the models, and all that is needed to use them without the data."""
+"""Loads a run folder: the models, and everything needed to use them without the data."""
 
 from __future__ import annotations
 
@@ -34,11 +34,13 @@ from polytier.tree.topology import Topology
 
 
 def load_run(folder: Path, model: nn.Module | Mapping[str, nn.Module] | None = None) -> Run:
-    """A run as it was saved, without its data."""
+    """The run as it was saved, without its data."""
     config, topology, history = read_config(folder), read_tree(folder), read_history(folder)
     config.pop("versions", None)
     spec, found = check_spec(config), latest(folder)
-    tensors, facts = found[1:] if found else ({}, read_json(folder / "summary.json"))  # checkpoints may be removed
+    tensors, facts = (
+        found[1:] if found else ({}, read_json(folder / "summary.json"))
+    )  # users may have removed the checkpoints
     learned = folder / collaboration.FILE
     matrices = collaboration.load(learned)[0] if learned.exists() else {}
     if not isinstance(spec.models, dict):
@@ -80,7 +82,7 @@ def load_model(
     dtype: torch.dtype = getattr(torch, spec.dtype)
     algorithm = make_method(spec.algorithm, spec.set)
     if algorithm.tiers == 2:
-        topology = topology.flat()  # beside a method with teams the tree has some
+        topology = topology.flat()  # the tree has teams if another method uses them
     population = read_population(about, topology)
     loss = default_loss(model, about["classes"] is not None)
     objective = Objective(
@@ -123,18 +125,18 @@ def load_model(
 
 
 def flat_rows(objective: Objective, parts: dict[str, Tensor], ids: np.ndarray) -> Tensor:
-    """[nodes, d] in the order of the module's own parameters."""
+    """[nodes, d] the parameters in the order of the module."""
     shapes = {name: tuple(part.shape[1:]) for name, part in parts.items()}
     if shapes != dict(zip(objective.names, objective.shapes, strict=True)):
         raise ValueError(
-            "the model has other parameters than the ones that were saved; give the model of that run, with the same "
+            "the parameters of the model differ from the saved ones; give the model of that run, with the same "
             "parameters frozen"
         )
     return torch.cat([parts[name].reshape(len(ids), -1) for name in objective.names], 1)
 
 
 def check_frozen(objective: Objective, saved: str | None) -> None:
-    """The frozen parameters are not in the run folder: the module has them, and must have the same."""
+    """Raise an error if the frozen parameters of the module differ from those of the run, which are not saved."""
     if saved is not None and (not objective.frozen or digest(objective.frozen) != saved):
         raise ValueError(
             "the frozen parameters of this model are not those of the run; give the model of that run, with the same "
@@ -143,6 +145,7 @@ def check_frozen(objective: Objective, saved: str | None) -> None:
 
 
 def read_tree(folder: Path) -> Topology:
+    """The tree from topology.json."""
     tiers = read_json(folder / "topology.json")["tiers"]
     names = tuple(np.array(tier["ids"]) for tier in tiers)
     parents = [torch.zeros(1, dtype=torch.int64)]
@@ -153,7 +156,7 @@ def read_tree(folder: Path) -> Topology:
 
 
 def read_population(about: dict[str, Any], topology: Topology) -> Population:
-    """The run's devices; how many samples they had is not read."""
+    """The devices of the run; their numbers of samples are not read."""
     ids = np.empty_like(topology.names[-1])
     ids[topology.order.numpy()] = topology.names[-1]
     return Population(
@@ -168,6 +171,7 @@ def read_population(about: dict[str, Any], topology: Topology) -> Population:
 
 
 def read_tensor(value: list | None) -> Tensor | None:
+    """A tensor from a list in JSON, or None."""
     return None if value is None else torch.tensor(value[1], dtype=getattr(torch, value[0]))
 
 
@@ -180,7 +184,7 @@ def latest(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None
 
 
 def read_models(folder: Path) -> tuple[dict[str, tuple[dict[str, Tensor], np.ndarray]], dict[str, Any]]:
-    """By kind the parameters and ids; and what the models know of their inputs and of frozen parameters."""
+    """Parameters and ids by kind of model, and what was saved about inputs and frozen parameters."""
     found, about = {}, None
     for path in (folder / f"{kind}.safetensors" for kind in KINDS):
         if path.exists():
@@ -193,5 +197,5 @@ def read_models(folder: Path) -> tuple[dict[str, tuple[dict[str, Tensor], np.nda
             except (SafetensorError, OSError, KeyError, TypeError) as error:
                 raise ValueError(f"{path} cannot be read: {error}; resume or repeat the run") from None
     if about is None:
-        raise ValueError(f"{folder} holds no models; if the run was cut short, `polytier resume {folder.parent}`")
+        raise ValueError(f"{folder} has no models; if the run was interrupted, use `polytier resume {folder.parent}`")
     return found, about

@@ -32,36 +32,62 @@ from polytier.stack.rows import Rows, unpack
 from polytier.tree.collaboration import Collaboration, when_kept
 
 log = logging.getLogger("polytier")
-WORKERS_PAY = 30  # seconds of remaining work from which starting worker processes is worth its time
-PATIENCE = 10  # snapshots take at most about one part in so many of the time
-ATTEMPTS = 3  # a round in which nodes are lost as often as this is given up
+WORKERS_PAY = 30  # start worker processes if at least this many seconds of work remain
+PATIENCE = 10  # snapshots take at most about 1 / PATIENCE of the running time
+ATTEMPTS = 3  # the run stops if worker processes end this many times in one round
 
 T = TypeVar("T")
 
 
 class Callback:
-    """Hooks of a run; each does nothing unless it is overridden.
+    """Base class for objects that follow a run. Each method does nothing unless a subclass overrides it.
+
+    The order of calls is `on_start`, `on_round` once per round, then `on_end` or `on_error`, and finally `close`.
 
     Examples:
-        >>> class Losses(Callback):
+        >>> import polytier
+        >>> class Rounds(polytier.Callback):
         ...     def on_round(self, loop, record):
-        ...         print(record["round"], record["global"]["train"]["loss"])
+        ...         print("round", record["round"])
+        >>> federation = polytier.build_federation("digits", devices=8, teams=2)
+        >>> method = polytier.FedAvg(device_steps=2)
+        >>> run = polytier.train(method, federation, "mclr", rounds=1, callbacks=[Rounds()])
+        round 1
     """
 
     def on_start(self, loop: Loop) -> None:
-        """Before the first round."""
+        """Called before the first round.
+
+        Args:
+            loop: The run.
+        """
 
     def on_round(self, loop: Loop, record: dict[str, Any]) -> None:
-        """After each round; `record` is its line in metrics.jsonl."""
+        """Called after each round.
+
+        Args:
+            loop: The run.
+            record: The metrics, bytes, seconds and participants of the round, as in its line of metrics.jsonl.
+        """
 
     def on_end(self, loop: Loop, run: Run) -> None:
-        """After the last round, or when the run was asked to stop."""
+        """Called after the last round, or after the round in which the run was asked to stop.
+
+        Args:
+            loop: The run.
+            run: Its result.
+        """
 
     def on_error(self, loop: Loop, error: BaseException) -> None:
-        """When the run is ended by an error."""
+        """Called if an exception ends the run; the exception is raised again afterwards.
+
+        Args:
+            loop: The run.
+            error: The exception.
+        """
 
     def close(self) -> None:
-        """Always called last, also after an error."""
+        """Called last in every case, also after an error. Use it to close files."""
 
 
 def train(
@@ -74,24 +100,26 @@ def train(
     callbacks: Iterable[Callback] = (),
     **settings: Any,
 ) -> Run:
-    """Train a model over a federation.
+    """Train a method on a federation and return the result.
 
     Args:
         algorithm: The method, for example `polytier.PerMFL(device_lr=0.02)`.
-        federation: The devices' data; for a wrapper of several methods, for all of them or by name.
-        model: A module, or a model by name such as "mclr" or "dnn:100"; likewise.
-        rounds: Rounds of the server.
-        seed: Every random draw follows from it.
-        callbacks: Objects that are told of every round.
-        **settings: The other settings of a run, by the names of `polytier run`'s flags (docs/settings.md), and parts
-            that are handed in ready-made: `topology`, `loss`, `metrics`.
+        federation: The data of the devices. If the method trains several models: one federation for all of them, or a
+            mapping from the name of each model to its federation.
+        model: A module, or the name of a built-in model such as "mclr" or "dnn:100". If the method trains several
+            models: one for all of them, or a mapping from names to models.
+        rounds: Number of rounds of the server.
+        seed: Seed of every random draw. The same seed and settings give the same result.
+        callbacks: Objects whose methods are called during the run; see `polytier.Callback`.
+        **settings: Other settings of the run, with the names of the flags of `polytier run` (docs/settings.md), and
+            Python objects: `topology`, `loss`, `metrics`.
 
     Returns:
-        The models and how they came about.
+        The trained models, their metrics per round, and the settings of the run.
 
     Raises:
-        ValueError: A setting is not allowed; the message says what is.
-        Diverged: A model is no longer finite.
+        ValueError: A setting is not allowed. The message lists what is allowed.
+        Diverged: A parameter of a model became infinite or NaN.
 
     Examples:
         >>> import polytier
@@ -107,7 +135,19 @@ def train(
 def make_loop(
     algorithm: Algorithm, federation: OneOrEach[Federation], model: OneOrEach[nn.Module | str], **settings: Any
 ) -> Loop:
-    """A run that is ready to start, for whoever wants to take its rounds one by one. Arguments as in `train`.
+    """Make a run without starting it, so that its rounds can be run one at a time.
+
+    Args:
+        algorithm: The method, as in `polytier.train`.
+        federation: The data of the devices, as in `polytier.train`.
+        model: A module or the name of a built-in model, as in `polytier.train`.
+        **settings: Other settings of the run, as in `polytier.train`.
+
+    Returns:
+        The run before its first round. Use it in a `with` statement, which stops its worker processes at the end.
+
+    Raises:
+        ValueError: A setting is not allowed. The message lists what is allowed.
 
     Examples:
         >>> import polytier
@@ -122,16 +162,27 @@ def make_loop(
 
 
 class Loop:
-    """A run in progress: what is fixed before the first round, and what changes from round to round.
+    """A run in progress. `polytier.make_loop` makes one.
+
+    Args:
+        assembly: The parts of the run, from `polytier.assemble`.
 
     Attributes:
-        spec: The specification of the run, complete.
-        context: What the programs of the run share.
-        state: What the server keeps between rounds.
-        round: How many rounds are done.
+        spec: The complete settings of the run.
+        context: The data, tree, objective and memory that the programs of the run share.
+        state: The rows that the server keeps between rounds.
+        round: Number of rounds completed.
         history: One record per round, as in metrics.jsonl.
-        evaluations: The last evaluation of each model; of the only one, under "".
-        collaboration: By round, who listens to whom, for a method that learns it.
+        evaluations: The last evaluation of each model by name; the name is "" if there is one model.
+        collaboration: By round, the learned collaboration between nodes; empty if the method does not learn one.
+
+    Examples:
+        >>> import polytier
+        >>> spec = polytier.RunSpec(algorithm="fedavg", devices=8, teams="2", set={"device_steps": 2})
+        >>> with polytier.Loop(polytier.assemble(spec)) as loop:
+        ...     run = loop.run(rounds=1)
+        >>> run.rounds
+        1
     """
 
     def __init__(self, assembly: Assembly) -> None:
@@ -142,17 +193,19 @@ class Loop:
         self.choose_workers = assembly.spec.workers is None and assembly.spec.engine == "stacked"
         first = {part.name: part.objective.initial.unsqueeze(0).clone() for part in self.context.parts}
         self.state: Rows = self.algorithm.init(first if self.algorithm.parts() else first[""])
-        self.round, self.rounds = 0, 0  # done, and asked for
+        self.round, self.rounds = 0, 0  # completed, and requested
         self.seconds = 0.0
         self.history: list[dict[str, Any]] = []
         self.evaluations: dict[str, Evaluation] = {}
         self.collaboration: dict[int, Collaboration] = {}
-        self._saved: Any = None  # a snapshot to go back to if nodes are lost, when it was taken, and how long that took
+        self._saved: Any = (
+            None  # a snapshot in case worker processes end; the next line: when it was taken and the seconds it took
+        )
         self._saved_at = self._cost = 0.0
 
     @classmethod
     def of(cls, spec: RunSpec) -> Loop:
-        """A run of this specification, ready to start."""
+        """Make a run from its settings, without starting it."""
         return cls(assemble(spec))
 
     def __enter__(self) -> Loop:
@@ -166,7 +219,20 @@ class Loop:
         self.assembly.close()
 
     def run(self, rounds: int, callbacks: Iterable[Callback] = (), stop: Callable[[], bool] = lambda: False) -> Run:
-        """Run rounds up to number `rounds`; `stop()` is asked after each one."""
+        """Run rounds until `rounds` rounds are completed, counting those completed earlier.
+
+        Args:
+            rounds: Number of rounds completed at the end.
+            callbacks: Objects whose methods are called during the run.
+            stop: Called before each round; the run stops if it returns True.
+
+        Returns:
+            The result after the last completed round.
+
+        Raises:
+            Diverged: A parameter of a model became infinite or NaN.
+            NodesLost: Worker processes ended several times in the same round.
+        """
         callbacks, self.rounds = list(callbacks), rounds
         try:
             for callback in callbacks:
@@ -192,7 +258,14 @@ class Loop:
                 callback.close()
 
     def step(self) -> float:
-        """One round of the server's program; returns the seconds it took."""
+        """Run one round of the server's program, without evaluation or callbacks.
+
+        Returns:
+            The wall time of the round in seconds.
+
+        Raises:
+            Diverged: A parameter of a model became infinite or NaN.
+        """
         started = time.perf_counter()
         for part in self.context.parts:
             part.ledger.start_round()
@@ -208,7 +281,7 @@ class Loop:
         return seconds
 
     def _record(self, seconds: float, last: bool) -> dict[str, Any]:
-        """What is known of the round that has just ended."""
+        """The record of the round that has just ended; models are evaluated if an evaluation is due."""
         record: dict[str, Any] = {"round": self.round}
         if self.round % self.eval_every == 0 or last:
             self.evaluate()
@@ -225,70 +298,79 @@ class Loop:
         return {**record, "bytes": nbytes, "seconds": seconds, "participants": counts}
 
     def evaluate(self) -> None:
-        """Evaluate all models at all devices."""
+        """Evaluate all models on all devices."""
         self.evaluations = {p.name: evaluate(p, self.part_state(p.name), self.round) for p in self.context.parts}
 
     def _consider_workers(self, seconds: float) -> None:
-        """Start worker processes if the rest of the run is long; the first round also traced, so it does not count."""
+        """Start worker processes if the remaining rounds take long enough.
+
+        The first round is not used as a measurement, because it also traces the graphs.
+        """
         if self.choose_workers and self.round > 1:
             self.choose_workers = False
             if seconds * (self.rounds - self.round) > WORKERS_PAY:
                 engine_of(self.context).use_workers(os.cpu_count() or 1)
 
-    # -- what others ask ------------------------------------------------------------------------------
+    # -- access for other modules ---------------------------------------------------------------------
 
     @property
     def ledger(self) -> Ledger:
-        """The messages of the run; of several models, each one's context has its own."""
+        """The bytes sent in the run. If there are several models, the context of each has its own ledger."""
         return self.context.ledger
 
     def part_state(self, name: str) -> Rows:
-        """What the server keeps of one of several models; of the only one, all of it."""
+        """The state of the server for the model `name`; the whole state if there is one model."""
         assert isinstance(self.state, dict) or not name
         return unpack(name, self.state) if name and isinstance(self.state, dict) else self.state
 
     def learned(self) -> dict[int, Collaboration]:
-        """Who listens to whom now, under the round's number; empty if the method does not learn that."""
+        """The current learned collaboration by round number; empty if the method does not learn one."""
         learned = self.algorithm.collaboration(self.state)
         return {} if learned is None else {self.round: replace(learned, ids=self.context.topology.names[1])}
 
     def use(self, engine: Engine) -> None:
-        """Run the nodes by another engine."""
+        """Run the nodes with another engine."""
         for context in (self.context, *self.context.parts):
             context.engine = engine
 
     @property
     def _remote(self) -> bool:
-        """Whether nodes, and what they keep, are in processes that may be lost."""
+        """Whether nodes and their memory are in other processes, which may end unexpectedly."""
         return engine_of(self.context).remote
 
-    # -- to go on later -------------------------------------------------------------------------------
+    # -- snapshots ------------------------------------------------------------------------------------
 
     def keep_in(self, folder: Path) -> None:
-        """Keep the nodes' rows in files there; a checkpoint then leaves them where they are. Before the first round."""
+        """Store the rows of nodes in memory-mapped files in `folder`, so that checkpoints need not copy them.
+
+        Call this before the first round.
+        """
         for k, part in enumerate(() if self._remote else self.context.parts):
             part.memory = MappedMemory(part.topology, folder / str(k))
 
     @property
     def stores(self) -> list[MappedMemory]:
-        """The memories that are files."""
+        """The memories that are stored in files."""
         return [part.memory for part in self.context.parts if isinstance(part.memory, MappedMemory)]
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and facts from which `restore` goes on to the bit."""
+        """The tensors and other values from which `restore` continues with bitwise identical results."""
         return self._surely(lambda: snapshot.take(self))
 
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Go back to a snapshot."""
+        """Set the run back to a snapshot."""
         snapshot.put_back(self, tensors, facts)
         self.seconds, self.history = facts["seconds"], facts["history"]
         if self.history:
             self.evaluate()
 
-    # -- where nodes may be lost ----------------------------------------------------------------------
+    # -- lost worker processes -------------------------------------------------------------------------
 
     def _secure(self) -> None:
-        """Take a snapshot to go back to: before the first round, and then as often as is cheap."""
+        """Take a snapshot before the first round, and later when the time for one is short compared with training.
+
+        Needed only if nodes run in other processes, which may end unexpectedly.
+        """
         started = time.perf_counter()
         if self._remote and (self._saved is None or started - self._saved_at > PATIENCE * self._cost):
             self._saved = copy.deepcopy(self.snapshot())
@@ -296,13 +378,16 @@ class Loop:
             self._cost = self._saved_at - started
 
     def _surely(self, work: Callable[[], T]) -> T:
-        """The result of `work`; if nodes are lost, new ones are brought to this round first, without callbacks."""
+        """The result of `work`. If worker processes end, rounds are repeated from the last snapshot.
+
+        Callbacks are not called for repeated rounds.
+        """
         goal, lost = self.round, None
         for _ in range(ATTEMPTS):
             try:
                 if lost is not None:
                     snapshot.put_back(self, *copy.deepcopy(self._saved))
-                    log.warning("%s; going on from a snapshot after round %d", lost, self.round)
+                    log.warning("%s; continuing from the snapshot after round %d", lost, self.round)
                     while self.round < goal:
                         self.step()
                 return work()
@@ -310,11 +395,13 @@ class Loop:
                 if self._saved is None:
                     raise
                 lost = error
-        raise NodesLost(f"{lost}, {ATTEMPTS} times in a row; resume the run, with fewer --workers if memory was short")
+        raise NodesLost(
+            f"{lost}, {ATTEMPTS} times in a row; resume the run, with fewer --workers if memory is insufficient"
+        )
 
 
 def means(figures: list[dict[str, Any]]) -> dict[str, Any]:
-    """Loss and metrics of several models, averaged over the models that have them."""
+    """Loss and metrics, averaged over those models that have them."""
     result: dict[str, Any] = {}
     for kind in dict.fromkeys(kind for each in figures for kind in each):
         for split in dict.fromkeys(split for each in figures for split in each.get(kind, ())):

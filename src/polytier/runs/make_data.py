@@ -1,4 +1,4 @@
-"""From settings to the devices' data and the tree."""
+"""Makes the data of the devices and the tree from settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from polytier.tree.topology import Topology, nested
 
 
 def absolute_formation(text: str) -> str:
-    """Learned teams whose run folder is named by its absolute path."""
+    """The team formation with the path of its run folder made absolute."""
     name, args, given = parse(text)
     if name != "learned" or not (args or "source" in given):
         return text
@@ -30,7 +30,7 @@ def absolute_formation(text: str) -> str:
 def make_data(
     specs: Mapping[str, RunSpec], given: Mapping[str, Federation | None]
 ) -> tuple[dict[str, Federation], dict[str, RunSpec]]:
-    """The data of each model; models with the same settings share theirs."""
+    """The data of each model; models with the same settings share them."""
     federations: dict[str, Federation] = {}
     complete: dict[str, RunSpec] = {}
     made: dict[str, tuple[Federation, RunSpec]] = {}
@@ -50,10 +50,10 @@ def make_data(
 
 
 def make_federation(spec: RunSpec) -> tuple[Federation, RunSpec]:
-    """The devices' data, and the specification with everything that they decide."""
+    """The data of the devices, and the specification with the settings that the data determine."""
     own_file, teams = is_npz(spec.data) or is_stored(spec.data), read_teams(spec.teams)
     if is_stored(spec.data) and spec.split != RunSpec.model_fields["split"].default:
-        raise ValueError(f"{spec.data} holds its split: leave --split out, or pack the data anew with it")
+        raise ValueError(f"{spec.data} already has a split: omit --split, or pack the data again with it")
     split: Any = read_numbers("split", spec.split, float, 3, "3:0:1")
     per_class: Any = None
     if spec.per_class is not None:
@@ -92,7 +92,7 @@ def make_federation(spec: RunSpec) -> tuple[Federation, RunSpec]:
 
 
 def make_topology(federation: Federation, teams: int | tuple[int, ...] | None) -> Topology | None:
-    """The tree of several tiers of teams; None: the federation's own teams."""
+    """The tree for several tiers of teams; None if the federation's own teams are used."""
     if not isinstance(teams, tuple) or federation.team is None:
         return None
     return Topology.build(federation.ids, *nested(federation.team, teams))

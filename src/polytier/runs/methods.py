@@ -1,4 +1,4 @@
-"""Methods by name: from `permfl` and some fields to a PerMFL(...), and back."""
+"""Methods by name: from `permfl` and fields to PerMFL(...), and back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger("polytier")
 
 
 def method_class(name: str) -> type[Algorithm]:
-    """The class of a method: one of `ALGORITHMS` by its name, or your own by package.module:Class."""
+    """The class of a method: a name in `ALGORITHMS`, or package.module:Class for your own."""
     kind = own_class(name) if ":" in name else ALGORITHMS.get(name)
     if kind is None:
         raise unknown("algorithm", name, list(ALGORITHMS))
@@ -28,27 +28,27 @@ def method_class(name: str) -> type[Algorithm]:
 
 
 def own_class(name: str) -> type[Algorithm]:
-    """The class at package.module:Class."""
+    """The class package.module:Class."""
     module, _, attribute = name.partition(":")
     try:
-        importable(module)  # the current folder counts too
+        importable(module)  # modules in the current folder can be imported too
         kind = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"algorithm {name} does not load ({error}); give package.module:Class") from None
+        raise ValueError(f"algorithm {name} cannot be imported ({error}); give package.module:Class") from None
     if not isinstance(kind, type) or not issubclass(kind, Algorithm):
-        raise ValueError(f"algorithm {name} is no polytier.Algorithm; derive your class from it")
+        raise ValueError(f"algorithm {name} is not a polytier.Algorithm; derive your class from it")
     return kind
 
 
 def method_name(algorithm: Algorithm) -> str:
-    """The name by which `method_class` finds the class of a method."""
+    """The name for which `method_class` returns the class of this method."""
     kind = type(algorithm)
     own = f"{kind.__module__}:{kind.__qualname__}"
     return next((name for name, known in ALGORITHMS.items() if known is kind), own)
 
 
 def field_names(kind: type[Algorithm]) -> list[str]:
-    """The fields that a user may set; the methods that a wrapper holds are none."""
+    """The fields that a user may set; without the methods that a wrapper contains."""
     return [field.name for field in dataclasses.fields(kind) if field.name != "models"]
 
 
@@ -62,7 +62,7 @@ def make_method(name: str, fields: Mapping[str, Any], models: Mapping[str, Algor
 
 
 def method_of(spec: RunSpec) -> Algorithm:
-    """The method of a specification. Fields that it does not set are those of the table of defaults (defaults.py)."""
+    """The method of a specification. Fields that are not set come from the table in defaults.py."""
     own = {field.name: field.default for field in dataclasses.fields(method_class(spec.algorithm))}
     table = default_fields(spec.algorithm, spec.data, spec.model)
     found = {name: pair for name, pair in table.items() if name not in spec.set and pair[0] != own[name]}
@@ -73,7 +73,7 @@ def method_of(spec: RunSpec) -> Algorithm:
 
 
 def fields_of(algorithm: Algorithm) -> dict[str, Any]:
-    """The hyper-parameters of a method, as TOML has them; none of an object that only acts like a method."""
+    """The hyper-parameters of a method, as TOML has them; none for an object that is not a dataclass."""
     if not isinstance(algorithm, Algorithm):
         return {}
     values = {name: getattr(algorithm, name) for name in field_names(type(algorithm))}
@@ -81,15 +81,15 @@ def fields_of(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def wraps_others(spec: RunSpec) -> bool:
-    """Whether the method trains several models, each by a method of its own."""
+    """Whether the method trains several models, each with its own method."""
     wraps = issubclass(method_class(spec.algorithm), MultiModel)
     if spec.models is not None and not wraps:
-        raise ValueError(f"{spec.algorithm} trains one model; several are trained by mfa-rr or mfa-rand")
+        raise ValueError(f"{spec.algorithm} trains one model; use mfa-rr or mfa-rand for several")
     return wraps
 
 
 def check_tiers(algorithm: Algorithm, tiers: Sequence[str]) -> None:
-    """Fields that are given by tier name tiers that exist."""
+    """Raise an error if a field given by tier names a tier that does not exist."""
     for field in dataclasses.fields(algorithm) if isinstance(algorithm, Algorithm) else ():
         value = getattr(algorithm, field.name)
         for tier in value if isinstance(value, Mapping) else ():

@@ -1,4 +1,4 @@
-"""The settings of each model: of the only one, of several by name, and of runs that are made in Python."""
+"""The settings of each model, for one model, for several by name, and for runs made in Python."""
 
 from __future__ import annotations
 
@@ -24,13 +24,19 @@ from polytier.runs.spec import PYTHON, RunSpec, check_spec, per_model
 
 T = TypeVar("T")
 OneOrEach = T | Mapping[str, T]  # one for all models, or one for each of several by name
-READY_MADE = ("topology", "loss", "metrics", "inner_tile", "objectives")  # arguments of `assemble` that are no settings
+READY_MADE = (
+    "topology",
+    "loss",
+    "metrics",
+    "inner_tile",
+    "objectives",
+)  # arguments of `assemble` that are not settings
 RULES = ("team_participation", "device_participation")
 OBJECTS = (*RULES, "codec", "upload", "engine")  # settings that may be objects in Python
 
 
 def model_specs(spec: RunSpec) -> dict[str, RunSpec]:
-    """The specification of each model by name; of the only one, under ""."""
+    """The specification of each model by name; the name is "" if there is one model."""
     if not wraps_others(spec):
         return {"": spec}
     shared = spec.model_dump(exclude={"algorithm", "set", "models"})
@@ -39,7 +45,7 @@ def model_specs(spec: RunSpec) -> dict[str, RunSpec]:
 
 
 def model_tables(spec: RunSpec) -> dict[str, dict[str, Any]]:
-    """The settings that each of several models has of its own."""
+    """The settings of each of several models."""
     if isinstance(spec.models, dict):
         for name, own in spec.models.items():
             for key in own:
@@ -55,7 +61,7 @@ def model_tables(spec: RunSpec) -> dict[str, dict[str, Any]]:
 
 
 def own_fields(spec: RunSpec) -> dict[str, Any]:
-    """The fields of a wrapper itself. Where its models are alike, other fields belong to their method."""
+    """The fields of the wrapper. If all models have the same method, other fields belong to that method."""
     if isinstance(spec.models, dict):
         return spec.set
     known = field_names(method_class(spec.algorithm))
@@ -63,13 +69,13 @@ def own_fields(spec: RunSpec) -> dict[str, Any]:
 
 
 def given_specs(spec: RunSpec, algorithm: Algorithm) -> dict[str, RunSpec]:
-    """The same for a method that is given: its own fields count."""
+    """The specification of each model for a method given as an object, whose fields are used."""
     tables = spec.models if isinstance(spec.models, dict) else {}
     return {name: spec.replace(models=None, **tables.get(name, {})) for name in algorithm.parts() or {"": algorithm}}
 
 
 def one_each(key: str, value: Any, methods: Mapping[str, Any]) -> dict[str, Any]:
-    """A value for each model, from one for all of them or one by name."""
+    """One value per model, from one value for all of them or from values by name."""
     if not isinstance(value, Mapping):
         return dict.fromkeys(methods, value)
     if set(value) != set(methods) or "" in methods:
@@ -81,7 +87,7 @@ def one_each(key: str, value: Any, methods: Mapping[str, Any]) -> dict[str, Any]
 def completed(
     spec: RunSpec, specs: Mapping[str, RunSpec], algorithm: Algorithm, context: Context, codec: Codec
 ) -> RunSpec:
-    """The specification with everything that was decided, so that it repeats the run to the bit."""
+    """The specification with all chosen values, so that it repeats the run with identical results."""
     found = {
         name: specs[name].replace(
             algorithm=method_name(each.algorithm), set=fields_of(each.algorithm), batching=each.objective.batching
@@ -102,7 +108,7 @@ def spec_of_python(
     model: OneOrEach[nn.Module | str],
     given: Mapping[str, Any],
 ) -> tuple[RunSpec, dict[str, Any]]:
-    """The specification of a run that is made in Python, and the arguments of `assemble` beside it."""
+    """The specification of a run made in Python, and the other arguments of `assemble`."""
     for name in given:
         if name not in (*RunSpec.model_fields, *READY_MADE):
             raise TypeError(str(unknown("setting", name, [*RunSpec.model_fields, *READY_MADE])))

@@ -1,6 +1,6 @@
-"""A run folder as others see it: `RunRecord`. This is the only code that reads its files; it needs no torch.
+"""Reads the files of a run folder for reports and other commands: `RunRecord`. Does not import torch.
 
-A folder of version 0.1 does not say by which metric the run is judged: it is accuracy if there is any, else the loss.
+A folder of version 0.1 does not name its leading metric: it is the accuracy if there is one, otherwise the loss.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Any
 
 from polytier.models.metrics import ACCURACY, LOSS, MetricInfo, describe
 
-FORMAT = 2  # of a run folder; folders without state.json are of format 1 (version 0.1)
+FORMAT = 2  # format of a run folder; folders without state.json have format 1 (version 0.1)
 STATE = "state.json"
 STATES = RUNNING, DONE, STOPPED, DIVERGED = "running", "done", "stopped", "diverged"
-KINDS = ("personal", "team", "global")  # whose models a run may hold
-JUDGES = ("personal", "global", "team")  # the first of these models that a method has is the one it is judged by
+KINDS = ("personal", "team", "global")  # kinds of models that a run may have
+JUDGES = ("personal", "global", "team")  # a method is judged by the first of these kinds that it has
 
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
 class RunRecord:
-    """A run folder. Each file is read when it is first asked for.
+    """A run folder. Each file is read when it is first used.
 
     Args:
-        folder: The run folder; the run may still be going on.
+        folder: The run folder; the run may still be in progress.
 
     Example:
         >>> import tempfile
@@ -54,7 +54,7 @@ class RunRecord:
 
     @cached_property
     def summary(self) -> Record | None:
-        """summary.json: the results; None if the run has not come to its end."""
+        """summary.json: the results; None if the run is not finished."""
         return read_summary(self.folder)
 
     @cached_property
@@ -73,7 +73,7 @@ class RunRecord:
 
     @cached_property
     def devices(self) -> dict[str, list[str]]:
-        """The columns of devices.csv; empty until the run has come to its end."""
+        """The columns of devices.csv; empty until the run is finished."""
         there = self.summary is not None or (self.folder / "devices.csv").exists()
         return read_devices(self.folder) if there else {}
 
@@ -88,24 +88,26 @@ class RunRecord:
         """state.json: whether the run is running, done, stopped or diverged, and why."""
         return read_state(self.folder)
 
-    # -- what they say -------------------------------------------------------------------------------
+    # -- their content -------------------------------------------------------------------------------
 
     @property
     def seed(self) -> int:
+        """The seed of the run."""
         return self.config.get("seed", 0)
 
     @property
     def rounds(self) -> int:
-        """Rounds that are done."""
+        """Number of rounds completed."""
         return self.history[-1]["round"] if self.history else 0
 
     @property
     def wanted(self) -> int:
-        """Rounds that were asked for."""
+        """Number of rounds requested."""
         return self.config.get("rounds", 0)
 
     @property
     def finished(self) -> bool:
+        """Whether the run is finished."""
         return self.summary is not None and self.summary["rounds"] >= self.wanted
 
     @cached_property
@@ -119,7 +121,7 @@ class RunRecord:
 
     @property
     def metric(self) -> MetricInfo:
-        """The leading metric: what best rounds, tables, charts and comparisons go by."""
+        """The leading metric, used for best rounds, tables, charts and comparisons."""
         return self.metrics[0]
 
     @property
@@ -171,12 +173,12 @@ class RunRecord:
 
 
 def leading(history: Sequence[Record]) -> MetricInfo:
-    """The metric that leads where a run does not say it: accuracy if there is any, else the loss."""
+    """The leading metric of a run that does not name it: the accuracy if there is one, otherwise the loss."""
     return ACCURACY if any(has_accuracy(own) for record in history for own in record.values()) else LOSS
 
 
 def has_accuracy(figures: Any) -> bool:
-    """Whether there is one among the figures of several models or splits."""
+    """Whether the values of several models or splits include an accuracy."""
     return isinstance(figures, dict) and any(isinstance(own, dict) and ACCURACY.name in own for own in figures.values())
 
 
@@ -196,11 +198,11 @@ def judge_of(figures: Mapping[str, Any]) -> str:
 
 
 def score(figures: Mapping[str, Any] | None, metric: MetricInfo, suffix: str = "") -> str:
-    """The value of a metric as people read it, from the figures of one model.
+    """The value of a metric as text, from the figures of one model.
 
     Args:
         figures: Of one model on one split; None if there are none.
-        metric: Which one, mostly the leading one.
+        metric: The metric, usually the leading one.
         suffix: "", "_std", "_worst_decile" or "_pooled".
 
     Example:
@@ -245,7 +247,7 @@ def bytes_until(
     models, links = sorted(set().union(*figures)), sorted(set().union(*(record["bytes"] for record in history)))
     for what, name, there in (("model", model, models), ("link", link, links)):
         if there and name is not None and name not in there:
-            raise ValueError(f"the history has no {what} {name!r}; there are {', '.join(there)}")
+            raise ValueError(f"the history has no {what} {name!r}; available: {', '.join(there)}")
     sent = 0
     for record, found in zip(history, figures, strict=True):
         sent += sum(sum(ways.values()) for name, ways in record["bytes"].items() if link in (None, name))
@@ -262,9 +264,9 @@ def read_config(folder: Path) -> Record:
     """The configuration of a run, with its versions."""
     path = folder / "config.toml"
     if not folder.is_dir():
-        raise ValueError(f"there is no run folder {folder}; `polytier run` makes one, by default below runs/")
+        raise ValueError(f"the run folder {folder} does not exist; `polytier run` makes one, by default in runs/")
     if not path.is_file():
-        raise ValueError(f"{folder} is no run folder: it has no config.toml")
+        raise ValueError(f"{folder} is not a run folder: it has no config.toml")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -272,6 +274,7 @@ def read_config(folder: Path) -> Record:
 
 
 def read_json(path: Path) -> Any:
+    """The content of a JSON file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -279,7 +282,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_state(folder: Path) -> Record:
-    """How a run stands: `state` (one of `STATES`), `reason`, `round`, `format`."""
+    """The state of a run: `state` (one of `STATES`), `reason`, `round`, `format`."""
     if (folder / STATE).exists():
         return read_json(folder / STATE)
     summary = read_summary(folder)
@@ -288,18 +291,18 @@ def read_state(folder: Path) -> Record:
 
 
 def read_summary(folder: Path) -> Record | None:
-    """The summary, or None if the run has not come to its end."""
+    """The summary, or None if the run is not finished."""
     path = folder / "summary.json"
     return read_json(path) if path.exists() else None
 
 
 def read_history(folder: Path) -> list[Record]:
-    """One record per round. A last line that is cut short is left out."""
+    """One record per round. An incomplete last line is left out."""
     return read_rounds(folder)[0]
 
 
 def read_rounds(folder: Path) -> tuple[list[Record], bool]:
-    """One record per round, as far as lines can be read, and whether all of them could."""
+    """One record per round up to the first line that cannot be read, and whether all lines could be read."""
     path, history = folder / "metrics.jsonl", []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         try:
@@ -313,7 +316,7 @@ def read_rounds(folder: Path) -> tuple[list[Record], bool]:
 
 
 def read_devices(folder: Path) -> dict[str, list[str]]:
-    """The columns of devices.csv; callers do not change them."""
+    """The columns of devices.csv. They are cached, so callers must not change them."""
     path = folder / "devices.csv"
     try:
         stat = path.stat()
@@ -324,7 +327,7 @@ def read_devices(folder: Path) -> dict[str, list[str]]:
 
 @lru_cache(64)
 def read_columns(path: Path, *version: int) -> dict[str, list[str]]:
-    """The columns of a CSV file; a file that has not changed is read once."""
+    """The columns of a CSV file, cached until the file changes."""
     with path.open(newline="", encoding="utf-8") as file:
         names, *rows = csv.reader(file)
     if any(len(row) != len(names) for row in rows) or "id" not in names:

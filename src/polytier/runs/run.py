@@ -1,4 +1,4 @@
-"""The result of training: models that people can use, and how they came about."""
+"""The result of training: the models, their metrics, and how to load and save them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Scaled(nn.Module):
-    """A model that takes inputs as they are in the data (images 0 .. 255) and scales them as training did."""
+    """A model that takes inputs as they are in the data (images 0 .. 255) and scales them as in training."""
 
     scale: Tensor
     shift: Tensor
@@ -48,20 +48,28 @@ class Scaled(nn.Module):
 
 @dataclass(frozen=True)
 class Run:
-    """The result of a run.
+    """The result of a run. `polytier.train` and `Run.load` return one.
 
     Attributes:
-        spec: The settings.
-        context: What the programs shared: method, tree, objective, data, ledger.
-        state: What the server kept; with the team models it serves to adapt a new device.
+        spec: The complete settings of the run.
+        context: The method, tree, objective, data and ledger that the programs of the run shared.
+        state: The rows that the server kept. `adapt` uses them for a new device.
         history: One record per round, as in metrics.jsonl.
         seconds: Wall time of training, without evaluation.
-        personal: [n, d] the devices' models in the order of `device_ids`, or None.
-        team: [m, d] the innermost teams' models in the order of `team_ids`, or None.
-        global_: [d] the server's model, or None.
-        evaluation: The last evaluation; None for a run that was read from its folder.
-        models: Where several models were trained on one pool of devices: a run for each, by name.
-        collaboration: By round, who listened to whom, if the method learned that.
+        personal: [n, d] the models of the devices in the order of `device_ids`, or None.
+        team: [m, d] the models of the innermost teams in the order of `team_ids`, or None.
+        global_: [d] the model of the server, or None.
+        evaluation: The last evaluation; None for a run that was loaded from its folder.
+        models: If several models were trained: the run of each model by name. Otherwise empty.
+        collaboration: By round, the learned collaboration between nodes; empty if the method does not learn one.
+
+    Examples:
+        >>> import polytier, torch
+        >>> federation = polytier.build_federation("digits", devices=8, teams=2)
+        >>> run = polytier.train(polytier.PerMFL(), federation, "mclr", rounds=1)
+        >>> model = run.model(device=run.device_ids[0])
+        >>> model(torch.zeros(1, 64)).shape
+        torch.Size([1, 10])
     """
 
     spec: RunSpec
@@ -83,12 +91,12 @@ class Run:
 
     @property
     def module(self) -> nn.Module:
-        """The model as it was given, with the parameters of the start."""
+        """The model as it was given, with its initial parameters."""
         return self.context.module
 
     @property
     def ledger(self) -> Ledger:
-        """The bytes of every message; where there are several models, each has its own."""
+        """The bytes of every message. If there are several models, each has its own ledger."""
         return self.context.ledger
 
     @property
@@ -104,12 +112,12 @@ class Run:
 
     @property
     def rounds(self) -> int:
-        """How many rounds were run."""
+        """Number of rounds completed."""
         return self.history[-1]["round"] if self.history else 0
 
     @classmethod
     def of(cls, loop: Loop) -> Run:
-        """The result of a loop as it stands."""
+        """The result of a loop in its current state."""
         learned, context = loop.collaboration | loop.learned(), loop.context
         if not context.scopes:
             return cls.of_context(context, loop, loop.spec, collaboration=learned)
@@ -122,7 +130,7 @@ class Run:
 
     @classmethod
     def of_context(cls, context: Context, loop: Loop, spec: RunSpec, **more: Any) -> Run:
-        """The same of one model."""
+        """The result of one model of a loop."""
         state = loop.part_state(context.name)
         everywhere = context.algorithm.global_model(state)
         history = [record_of(record, context.name) for record in loop.history] if context.name else loop.history
@@ -141,32 +149,58 @@ class Run:
 
     @property
     def parts(self) -> list[Run]:
-        """The runs of several models, or this one."""
+        """The runs of several models; a list of this run alone if there is one model."""
         return list(self.models.values()) or [self]
 
     # -- models --------------------------------------------------------------------------------------
 
     def row(self, *, device: Any = None, team: Any = None) -> Tensor:
-        """[d] the model of a device, of a team or, with neither, of the server."""
+        """The parameters of one model as a vector.
+
+        Args:
+            device: ID of a device, for its personal model.
+            team: ID of a team, for its model.
+
+        Returns:
+            [d] the parameters; those of the server's model if neither `device` nor `team` is given.
+
+        Raises:
+            ValueError: The run has no such model, or it has several models and one of `run.models` must be used.
+        """
         if self.models:
-            raise ValueError(f"this run has several models, {', '.join(self.models)}; say which one")
+            raise ValueError(f"this run has several models, {', '.join(self.models)}; use run.models[NAME]")
         if device is not None:
             return pick(self.personal, self.device_ids, device, "device", "personal")
         if team is not None:
             return pick(self.team, self.team_ids, team, "team", "team")
         if self.global_ is None:
-            raise ValueError(f"{type(self.algorithm).__name__} has no global model; ask for device=ID")
+            raise ValueError(f"{type(self.algorithm).__name__} has no global model; give device=ID")
         return self.global_
 
     def model(self, *, device: Any = None, team: Any = None) -> nn.Module:
-        """An ordinary module with that model's parameters, for inputs as they are in the data."""
+        """One model as an ordinary PyTorch module in evaluation mode, for inputs as they are in the data.
+
+        Args:
+            device: ID of a device, for its personal model.
+            team: ID of a team, for its model.
+
+        Returns:
+            The module; with the parameters of the server's model if neither `device` nor `team` is given.
+
+        Raises:
+            ValueError: The run has no such model.
+        """
         return self.as_module(self.row(device=device, team=team))
 
     def as_module(self, row: Tensor) -> nn.Module:
-        """A module with the parameters `row` [d]; frozen parameters are those of the run, to the bit."""
+        """A module with the trained parameters `row` [d]. Frozen parameters keep the values they had in training.
+
+        Raises:
+            ValueError: The method needs more than the outputs of a module to predict.
+        """
         if type(self.algorithm).predict is not Algorithm.predict:
             name = type(self.algorithm).__name__
-            raise ValueError(f"{name} predicts from a device's training data too; its network alone is no classifier")
+            raise ValueError(f"{name} also needs a device's training data to predict; a module alone is not enough")
         objective, population = self.context.objective, self.context.population
         module = copy.deepcopy(self.module).to(objective.dtype)
         module.load_state_dict({k: v.clone() for k, v in objective.all_parameters(row).items()}, strict=False)
@@ -178,12 +212,23 @@ class Run:
         return module.eval()
 
     def adapt(self, x: Any, y: Any, team: Any = None) -> nn.Module:
-        """The personal model of a device that was not in training, by the method's own device step.
+        """Train a personal model for a device that was not in training, with the method's own device program.
 
-        It starts from its team's model (or the server's) as a member of the team would in the next round.
+        The device starts from the model of its team (or of the server), like a member of that team in the next round.
+
+        Args:
+            x: Inputs of the device, one row per sample, as they are in the data.
+            y: Targets, one per sample.
+            team: ID of the team that the device joins; required if the run has team models.
+
+        Returns:
+            The personal model as a module in evaluation mode.
+
+        Raises:
+            ValueError: The team is missing or unknown, or the method has no personal model for a single new device.
         """
         if self.models:
-            raise ValueError(f"this run has several models; adapt one of run.models: {', '.join(self.models)}")
+            raise ValueError(f"this run has several models; call adapt on one of run.models: {', '.join(self.models)}")
         newcomer = Federation.from_arrays(x, y, np.zeros(len(x), dtype=np.int64), shares=(1, 0, 0))
         known, objective = self.context.population, self.context.objective
         newcomer = replace(newcomer, num_classes=known.num_classes, scale=known.scale, shift=known.shift)
@@ -192,12 +237,14 @@ class Run:
         if self.team is not None:
             if team is None:
                 raise ValueError(
-                    f"team= names the team that the device joins; there are {', '.join(map(str, self.team_ids))}"
+                    f"team= is missing: the team that the device joins; available: {', '.join(map(str, self.team_ids))}"
                 )
             sent = self.row(team=team).unsqueeze(0)
         elif self.collaboration:
             name = type(self.algorithm).__name__
-            raise ValueError(f"{name} makes a model only with those a device listens to; let it join: schedule:FILE")
+            raise ValueError(
+                f"{name} needs the other devices to make a model; the device can join in training: schedule:FILE"
+            )
         elif isinstance(self.state, dict) or self.global_ is not None:
             sent = self.state
         context = replace(
@@ -222,31 +269,50 @@ class Run:
     # -- files ---------------------------------------------------------------------------------------
 
     def save(self, folder: str | Path) -> None:
-        """Write the run folder of a run made in Python; the folder must be new or empty."""
+        """Write a run folder.
+
+        Args:
+            folder: Path of the folder. It must be new or empty.
+
+        Raises:
+            ValueError: The folder is not empty, or this run was itself loaded from a folder.
+        """
         from polytier.runs.folder import write_results
 
         write_results(Path(folder), self)
 
     @classmethod
     def load(cls, folder: str | Path, model: nn.Module | Mapping[str, nn.Module] | None = None) -> Run:
-        """A run from its folder. `model`: the module (of several models, by name), if it was given in Python."""
+        """Load a run from its folder. The data are not needed.
+
+        Args:
+            folder: Path of the run folder.
+            model: The module, if it was given as a Python object; a mapping from names if there are several models.
+
+        Returns:
+            The run, without its last evaluation.
+
+        Raises:
+            ValueError: The folder is not a complete run folder, or `model` does not match the saved parameters.
+        """
         from polytier.runs.load import load_run
 
         return load_run(Path(folder), model)
 
 
 def record_of(record: dict[str, Any], model: str) -> dict[str, Any]:
-    """A round's record with the figures of one of several models in the place of their means."""
+    """The record of a round with the metrics of one model instead of the means over several models."""
     shared = {k: record[k] for k in ("round", "bytes", "seconds", "participants") if k in record}
     return {**shared, **record.get("models", {}).get(model, {})}
 
 
 def pick(rows: Tensor | None, ids: np.ndarray, name: Any, what: str, kind: str) -> Tensor:
+    """The row of the node `name`; an error lists the available names."""
     if rows is None:
         raise ValueError(f"this run has no {kind} models")
     found = np.flatnonzero(ids.astype(str) == str(name))
     if not len(found):
         raise ValueError(
-            f"no {what} {name!r}; there are {', '.join(map(str, ids[:8]))}{', ...' if len(ids) > 8 else ''}"
+            f"no {what} {name!r}; available: {', '.join(map(str, ids[:8]))}{', ...' if len(ids) > 8 else ''}"
         )
     return rows[found[0]]

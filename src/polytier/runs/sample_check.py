@@ -1,4 +1,4 @@
-"""The loss and the metrics that a run was given, tried on a few samples before the first round."""
+"""Evaluates a given loss and given metrics on a few samples before the first round, to find errors early."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAMPLES, LOOKED_AT = 4, 1024
 
 
 def try_loss_and_metrics(objective: Objective, batches: Batches, metrics: Sequence[Metric]) -> None:
-    """Make the objective's loss one that gives one value per sample, and check what the metrics give.
+    """Make the objective's loss return one value per sample, and check the values of the metrics.
 
     Raises:
         ValueError: The loss or a metric cannot be used with this model and these data; the message says why.
@@ -32,12 +32,12 @@ def try_loss_and_metrics(objective: Objective, batches: Batches, metrics: Sequen
 
 
 def predicts_outputs(algorithm: Algorithm) -> bool:
-    """Whether a method's predictions are the outputs of the model; only then can they be tried before training."""
+    """Whether a method's predictions are the outputs of the model; only these can be checked before training."""
     return getattr(type(algorithm), "predict", Algorithm.predict) is Algorithm.predict
 
 
 def different_samples(targets: Tensor) -> Tensor:
-    """The numbers of a few samples, with different targets where there are any; one sample is taken twice."""
+    """The indices of a few samples with different targets, if there are any; a single sample is used twice."""
     few = targets[:LOOKED_AT].flatten(1) if targets.ndim > 1 else targets[:LOOKED_AT].unsqueeze(1)
     _, place = torch.unique(few, dim=0, return_inverse=True)
     first = torch.full((int(place.max()) + 1,), len(few)).scatter_reduce(0, place, torch.arange(len(few)), "amin")

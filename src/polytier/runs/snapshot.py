@@ -1,8 +1,8 @@
-"""What a run needs to go on. This is the only module that knows the names of tensors and facts in a checkpoint.
+"""The content of a checkpoint. Only this module knows the names of tensors and facts in a checkpoint.
 
 tensors | state, state:FIELD                   | what the server keeps
         | memory:..., bytes:..., ever:..., ... | rows that nodes keep, and the ledger; of several models after `MODEL>`
-        | collaboration:ROUND:...              | who listened to whom
+        | collaboration:ROUND:...              | the learned collaboration
 facts   | round, seconds, history, device_steps, traffic (of several models in `models`), collaboration, epochs
 """
 
@@ -28,7 +28,7 @@ Facts = dict[str, Any]
 
 
 def take(loop: Loop) -> tuple[Tensors, Facts]:
-    """All that a run needs to go on; rows that are in files stay there."""
+    """Everything that a run needs to continue, except rows that are stored in files."""
     tensors = pack("state", loop.state)
     for part in loop.context.parts:
         rows = {} if loop.stores else part.memory.state()
@@ -48,7 +48,7 @@ def take(loop: Loop) -> tuple[Tensors, Facts]:
 
 
 def of_run(run: Run) -> tuple[Tensors, Facts]:
-    """What is left of a run that has ended: enough to load it, not to go on."""
+    """The part of a finished run that is needed to load it, not to continue it."""
     tensors = pack("state", run.state)
     for part in run.context.parts:
         tensors |= under(part.name, part.ledger.state())
@@ -56,7 +56,7 @@ def of_run(run: Run) -> tuple[Tensors, Facts]:
 
 
 def put_back(loop: Loop, tensors: Tensors, facts: Facts) -> None:
-    """Bring state, memory and ledger of a run back to a snapshot."""
+    """Set state, memory and ledger of a run back to a snapshot."""
     loop.state, loop.round = unpack("state", tensors), facts["round"]
     if len(loop.stores) != len(epochs := facts.get("epochs", [])):
         raise ValueError(
@@ -94,16 +94,17 @@ def facts_of(facts: Facts, name: str) -> Facts:
 
 
 def of_model(tensors: Mapping[str, Tensor], name: str) -> Tensors:
-    """The tensors of a model, under the names that they have where there is one model."""
+    """The tensors of one model, with the prefix of its name removed."""
     prefix = f"{name}>" if name else ""
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def under(name: str, tensors: Tensors) -> Tensors:
+    """The tensors with names that begin with the name of the model."""
     return {f"{name}>{k}": v for k, v in tensors.items()} if name else tensors
 
 
 def counted(context: Context) -> Facts:
-    """Device steps and bytes per round, of each model."""
+    """Device steps and bytes per round of each model."""
     of_each = {p.name: {"device_steps": p.device_steps, "traffic": p.ledger.rounds} for p in context.parts}
     return of_each.get("") or {"device_steps": context.all_steps, "models": of_each}

@@ -1,7 +1,7 @@
-"""The settings of a run, each declared once; needs no torch.
+"""The settings of a run, each declared once. This module does not import torch.
 
-From the declaration of a setting follow its flag on the command line, its key in a TOML file, the JSON schema for
-editors (`polytier schema`), its row in docs/settings.md, what reports group runs by, and what a resumed run may change.
+The declaration of a setting determines its flag on the command line, its key in a TOML file, the JSON schema for
+editors (`polytier schema`), its row in docs/settings.md, how reports group runs, and what a resumed run may change.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from polytier._errors import unknown
 
-PYTHON = "python"  # in the place of a name: this part was given in Python
-SCOPES = {  # of a setting: what it decides, and the title of its flags
+PYTHON = "python"  # replaces a name if the part was given as a Python object
+SCOPES = {  # the scope of a setting, and the title of its group of flags
     "data": "Data: what each device holds",
-    "tree": "Tree: teams, and who takes part",
+    "tree": "Tree: teams and participation",
     "model": "Model",
     "method": "Method",
     "training": "Training",
-    "compute": "Computing: changes no result but for rounding",
+    "compute": "Computing: results are the same except for rounding",
 }
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is declared about one setting, besides its type.
+    """The declaration of one setting.
 
     Args:
         name: The key in a TOML file; the flag is `--name`, with dashes.
         type: The type of its values.
-        default: Its default.
-        help: One line about it.
+        default: The default value.
+        help: One line of help.
         scope: One of `SCOPES`.
-        shown: The default in words, where the value itself does not tell.
-        per_model: Whether each of several models (`[models.NAME]`) may have its own.
+        shown: The default in words, if the value alone is not clear.
+        per_model: Whether each of several models (`[models.NAME]`) may have its own value.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """The option of the command line."""
+        """The flag on the command line."""
         return f"--{self.name.replace('_', '-')}"
 
     @property
@@ -66,25 +66,34 @@ class Setting:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The values that are allowed, if they can be listed."""
+        """The allowed values, if they can be listed."""
         return typing.get_args(self.type) if typing.get_origin(self.type) is Literal else ()
 
     @property
     def default_text(self) -> str:
-        """The default for people; empty if there is none."""
+        """The default as help texts show it; empty if there is none."""
         if self.shown:
             return self.shown
         return "" if self.default in (None, {}) else str(self.default)
 
 
 def setting(default: Any, help: str, scope: str, *, shown: str = "", per_model: bool = False, **limits: Any) -> Any:
-    """Declare a setting of `RunSpec`; `limits` are those of `pydantic.Field` (ge, lt, ...)."""
+    """Declare a setting of `RunSpec`; `limits` are passed to `pydantic.Field` (ge, lt, ...)."""
     about = {"scope": scope, "shown": shown, "per_model": per_model}
     return Field(default, description=help, json_schema_extra=about, **limits)
 
 
 class RunSpec(BaseModel):
-    """Every setting of a run. None means not given: `assemble` decides, and writes what it decided into its own copy.
+    """All settings of a run, as `polytier run` and TOML files take them.
+
+    A value of None means that the setting is not given. `polytier.assemble` then chooses a value and records it in the
+    settings of the run. docs/settings.md lists all settings.
+
+    Args:
+        **data: The settings by name.
+
+    Raises:
+        pydantic.ValidationError: A setting is unknown or a value is not allowed. It is a `ValueError`.
 
     Examples:
         >>> spec = RunSpec(algorithm="fedavg", rounds=10)
@@ -198,20 +207,27 @@ class RunSpec(BaseModel):
             return value
 
     def replace(self, **changes: Any) -> RunSpec:
-        """A copy with other values."""
+        """A copy with some settings changed.
+
+        Args:
+            **changes: The new values by name. They are not validated.
+
+        Returns:
+            The copy.
+        """
         return self.model_copy(update=changes)
 
     def values(self) -> dict[str, Any]:
-        """What belongs into config.toml: all settings that have a value, without the folder's own name.
+        """The settings for config.toml: those that have a value, without the path of the run folder.
 
-        Where the data were given in Python, settings about them have no meaning and are left out.
+        Settings about the data are left out if the data were given as Python objects.
         """
         unused = {*of_scope("data"), "teams", "team_formation"} - {"data"} if self.data == PYTHON else set()
         return self.model_dump(exclude={"out", *unused}, exclude_none=True)
 
 
 def settings(kind: type[BaseModel] = RunSpec) -> dict[str, Setting]:
-    """Every setting by name, as it is declared."""
+    """All declared settings by name."""
     found = {}
     for name, field in kind.model_fields.items():
         about: Any = field.json_schema_extra
@@ -225,7 +241,7 @@ def of_scope(*scopes: str) -> list[str]:
 
 
 def per_model() -> list[str]:
-    """The names of the settings that each of several models may have of its own."""
+    """The names of the settings that each of several models may set for itself."""
     return [each.name for each in settings().values() if each.per_model]
 
 
@@ -249,10 +265,10 @@ def json_schema(kind: type[BaseModel] = RunSpec) -> dict[str, Any]:
 
 
 def check_spec(values: Mapping[str, Any]) -> RunSpec:
-    """The values as a specification.
+    """Validate the values and return them as a specification.
 
     Raises:
-        ValueError: A value is not allowed; the message says what is.
+        ValueError: A value is not allowed. The message says what is allowed.
     """
     try:
         return RunSpec(**values)
@@ -274,18 +290,20 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as a TOML file: {error}") from None
     values.pop("versions", None)
-    check_named(values, path, "repeat it there")
+    check_named(values, path, "repeat the run in Python")
     return values
 
 
 def check_named(values: Mapping[str, Any], where: Path, advice: str) -> None:
-    """Refuse settings that stand for objects of a Python program."""
+    """Raise an error if a setting stands for a Python object, which a file cannot contain."""
     if PYTHON in (values.get("data"), values.get("model")):
-        raise ValueError(f"{where} belongs to a run made in Python, with data or a model of its own; {advice}")
+        raise ValueError(
+            f"{where} belongs to a run made in Python, with data or a model given as Python objects; {advice}"
+        )
 
 
 def read_spec(what: str | None, flags: Mapping[str, Any], fields: Sequence[str] = ()) -> RunSpec:
-    """The specification from ALGORITHM or FILE.toml, the flags (they win) and `FIELD=VALUE` texts."""
+    """The specification from ALGORITHM or FILE.toml, flags and `FIELD=VALUE` texts. Flags override the file."""
     values: dict[str, Any] = {}
     if what is not None and is_file(what):
         values = read_toml(Path(what))
@@ -298,12 +316,12 @@ def read_spec(what: str | None, flags: Mapping[str, Any], fields: Sequence[str] 
 
 
 def is_file(what: str) -> bool:
-    """Whether FILE.toml (or, by mistake, a run folder) is meant and not a method."""
+    """Whether `what` is FILE.toml (or, by mistake, a run folder) and not the name of a method."""
     return what.endswith(".toml") or (Path(what) / "config.toml").exists() or os.sep in what
 
 
 def merge_fields(known: Any, texts: Sequence[str]) -> dict[str, Any]:
-    """The fields of a file, with `FIELD=VALUE` and `FIELD.TIER=VALUE` texts in the place of what they name."""
+    """The fields of a file, with those given as `FIELD=VALUE` or `FIELD.TIER=VALUE` replaced."""
     merged, seen = dict(known) if isinstance(known, Mapping) else {}, {}
     for text in texts:
         field, equals, value = (part.strip() for part in text.partition("="))
@@ -346,7 +364,7 @@ def read_teams(text: str | None) -> int | tuple[int, ...] | None:
 
 
 def read_numbers(name: str, text: str, kind: type, count: int, example: str) -> tuple:
-    """Numbers written with colons between them."""
+    """Numbers separated by colons."""
     try:
         numbers = tuple(kind(part) for part in text.split(":"))
     except ValueError:
@@ -360,14 +378,14 @@ def read_numbers(name: str, text: str, kind: type, count: int, example: str) -> 
 
 
 def plain(value: Any) -> Any:
-    """Lists instead of tuples, as TOML has them."""
+    """The same with lists instead of tuples, because TOML has no tuples."""
     if isinstance(value, Mapping):
         return {k: plain(v) for k, v in value.items()}
     return [plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def versions() -> dict[str, str]:
-    """What a run was made with."""
+    """The versions of the packages and of Python that a run uses."""
     import platform
     from importlib.metadata import version
 

@@ -1,4 +1,4 @@
-"""A run in numbers: what summary.json, devices.csv and traffic.csv hold."""
+"""The content of summary.json, devices.csv and traffic.csv."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from polytier.runs.methods import method_name
 from polytier.runs.read import KINDS
 from polytier.runs.run import Run
 
-PART = 1 << 14  # nodes that are Python objects at a time
+PART = 1 << 14  # devices converted to Python objects at once, to limit memory
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """What summary.json holds."""
+    """The content of summary.json."""
     context, topology = run.context, run.context.topology
     models = {name: of_model(part) for name, part in run.models.items()}
     last = max(run.collaboration, default=None)
@@ -44,7 +44,7 @@ def summary(run: Run) -> dict[str, Any]:
 
 
 def figures(run: Run) -> dict[str, Any]:
-    """Test figures of every kind of model in the last evaluated round and in the best ones; means of several models."""
+    """Test values of every kind of model in the last evaluated and the best rounds; means over several models."""
     judged = [record for record in run.history if any(kind in record for kind in KINDS)]
     last = judged[-1] if judged else {}
     teams = [name for name in run.context.topology.tier_names[1:-1] if name in last]  # outer tiers of teams
@@ -57,7 +57,7 @@ def figures(run: Run) -> dict[str, Any]:
 
 
 def of_model(run: Run) -> dict[str, Any]:
-    """What summary.json holds of one of several models."""
+    """The entry of summary.json for one of several models."""
     last: dict[str, Any] = next((r for r in reversed(run.history) if any(kind in r for kind in KINDS)), {})
     return {
         "algorithm": method_name(run.algorithm),
@@ -71,7 +71,7 @@ def of_model(run: Run) -> dict[str, Any]:
 
 
 def never_took_part(run: Run) -> int:
-    """Devices that no model ever reached."""
+    """Number of devices that never received a model."""
     reached = np.zeros(len(run.device_ids), dtype=bool)
     for part in run.parts:
         topology = part.context.topology
@@ -80,7 +80,7 @@ def never_took_part(run: Run) -> int:
 
 
 def traffic(run: Run) -> Iterator[Sequence[Any]]:
-    """The lines of traffic.csv, of several models together."""
+    """The lines of traffic.csv; bytes are summed over several models."""
     yield "round", "link", "direction", "bytes"
     for number, amounts in enumerate(zip(*(p.ledger.rounds for p in run.parts), strict=True), 1):
         for link, ways in add_up(amounts).items():
@@ -124,11 +124,12 @@ def device_table(run: Run) -> Iterator[Sequence[Any]]:
 
 
 def shown(values: np.ndarray) -> list[Any]:
-    """What is no number is left empty."""
+    """The values with NaN replaced by an empty text."""
     return ["" if v != v else v for v in values.tolist()]
 
 
 def device_columns(run: Run) -> Iterator[tuple[str, np.ndarray]]:
+    """The columns of devices.csv for one model."""
     federation, order, evaluation = (
         run.context.batches.federation,
         run.context.topology.order.numpy(),

@@ -1,4 +1,4 @@
-"""`polytier bench`: the engine beside a hand-written loop and the bare kernels, in one run."""
+"""`polytier bench`: measures the engine, a hand-written loop and the bare kernels in one run."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from polytier.report.bench_table import print_speeds
 from polytier.runs.spec import versions
 from polytier.studies.bench_works import WORKS, HandWritten, Kernels, Work, floats, run_engine
 
-SECONDS = 1.0  # of one measurement, about
+SECONDS = 1.0  # approximate seconds of one measurement
 
 Rounds = Callable[[int], Any]  # computes so many rounds
 
 
 def bench_works(names: Sequence[str], file: Path | None, repeat: int, workers: int | None) -> None:
-    """Measure the works of these names (none: all), print a table, and write it to `file` as JSON."""
+    """Measure the works with these names (all if none are given), print a table, and write `file` as JSON."""
     for name in names:
         if name not in WORKS:
             raise unknown("work", name, list(WORKS))
@@ -35,29 +35,29 @@ def bench_works(names: Sequence[str], file: Path | None, repeat: int, workers: i
         check_writable(file)
     cores, threads = os.cpu_count() or 1, torch.get_num_threads()
     facts = {"versions": versions(), "cores": cores, "threads": threads, "workers": workers or cores, "repeat": repeat}
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # Windows has none
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # not available on Windows
     if load > cores / 2:
         say(f"the machine is busy (load {load:.1f} on {cores} cores); loop and kernels use threads, which suffer most")
     figures: list[dict[str, Any]] = []
     for name in dict.fromkeys(names or WORKS):
         say(f"{name}: {WORKS[name].described()}")
         figures.append({"work": name, "setting": asdict(WORKS[name]), **measure(WORKS[name], repeat, workers or cores)})
-        if file is not None:  # after each work: an interrupt loses one and not all
+        if file is not None:  # after each work, so that an interrupt loses only one
             file.write_text(json.dumps({**facts, "works": figures}, indent=2) + "\n", encoding="utf-8")
     print_speeds(wide_console(), {**facts, "works": figures})
 
 
 def check_writable(file: Path) -> None:
-    """Better now than after minutes of work."""
+    """Raise an error if the file cannot be written, before minutes of measurements."""
     if file.is_dir() or not file.parent.is_dir():
-        wrong = f"{file} is a folder" if file.is_dir() else f"there is no folder {file.parent}"
-        raise ValueError(f"--json {file}: {wrong}; name a file, such as bench.json")
+        wrong = f"{file} is a folder" if file.is_dir() else f"the folder {file.parent} does not exist"
+        raise ValueError(f"--json {file}: {wrong}; give a file such as bench.json")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise ValueError(f"--json {file} cannot be written; name a file in a folder of yours")
+        raise ValueError(f"--json {file} cannot be written; give a file in a folder with write permission")
 
 
 def measure(work: Work, repeat: int, workers: int) -> dict[str, Any]:
-    """Device steps a second of each contender, and the engine's speed as a multiple of the others'."""
+    """Device steps per second of each contender, and the engine's speed as a multiple of the others'."""
     threads = torch.get_num_threads()
     x, y = work.data()
     federation, inputs, targets = work.federation(x, y), floats(x), torch.from_numpy(y)
@@ -71,7 +71,7 @@ def measure(work: Work, repeat: int, workers: int) -> dict[str, Any]:
         own = {name: 1 if name in ("engine", "one_worker") else threads for name in runs}
         rounds = {name: calibrate(run, own[name]) for name, run in runs.items()}
         speeds: dict[str, list[float]] = {name: [] for name in runs}
-        for _ in range(repeat):  # interleaved, so that a noisy machine shows as spread
+        for _ in range(repeat):  # interleaved, so that other load on the machine is visible as spread
             for name, run in runs.items():
                 speeds[name].append(work.device_steps * rounds[name] / timed(run, rounds[name], own[name]))
     medians = {name: statistics.median(values) for name, values in speeds.items()}
@@ -90,7 +90,7 @@ def timed(run: Rounds, rounds: int, threads: int) -> float:
 
 
 def calibrate(run: Rounds, threads: int) -> int:
-    """How many rounds last long enough; by then graphs are traced and workers have started."""
+    """Number of rounds for one measurement; also traces graphs and starts workers before the measurements."""
     timed(run, 2, threads)
     rounds = 1
     while (took := timed(run, rounds, threads)) < SECONDS / 2:
@@ -99,7 +99,7 @@ def calibrate(run: Rounds, threads: int) -> int:
 
 
 def fastest(kernels: Kernels) -> Kernels:
-    """With the tile, from one device to all of them, that makes the kernels fastest: they are the bound."""
+    """The kernels with the fastest tile size, from one device to all, because they serve as the upper bound."""
     took = {}
     for tile in kernels.tiles():
         kernels.tile = tile

@@ -1,7 +1,7 @@
 """The works that `polytier bench` measures, each in three forms: a hand-written loop, bare kernels, the engine.
 
-All three start from the same parameters and answer the global model's after some rounds, so that a test can tell
-that they compute the same. Data are random: nothing here depends on what is learned.
+All three start from the same parameters and return those of the global model after some rounds, so that a test can
+check that they compute the same. Data are random, because speed does not depend on what is learned.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from polytier.models.zoo import make_model
 from polytier.runs.loop import Loop, make_loop
 
 CLASSES = 10
-ALPHA, ETA, BETA, LAMBDA, GAMMA = 0.01, 0.03, 0.6, 0.5, 1.5  # PerMFL's letters; FedAvg has alpha alone
+ALPHA, ETA, BETA, LAMBDA, GAMMA = 0.01, 0.03, 0.6, 0.5, 1.5  # PerMFL's letters; FedAvg uses alpha only
 
 Parameters = list[Tensor]  # weight, bias, weight, bias, ...
 
 
 @dataclass(frozen=True)
 class Work:
-    """FedAvg on random data; PerMFL where there are teams. Each device walks through its samples in batches."""
+    """FedAvg on random data; PerMFL where there are teams. Each device goes through its samples in batches."""
 
     model: str
     inputs: tuple[int, ...]  # the shape of a sample; images, with channels, are uint8
@@ -46,7 +46,7 @@ class Work:
 
     @property
     def has_kernels(self) -> bool:
-        """Dense layers alone: the products of a stack of devices are single calls."""
+        """Whether the model has dense layers only, so that a product over a stack of devices is a single call."""
         return not self.model.startswith("cnn")
 
     @property
@@ -94,7 +94,7 @@ WORKS = {
 
 
 def floats(x: np.ndarray) -> Tensor:
-    """What a model sees, made once: whoever writes a loop by hand scales images when they are loaded."""
+    """The scaled inputs, computed once, as a hand-written loop would do when it loads images."""
     return torch.from_numpy(x).float().div_(255) if x.dtype == np.uint8 else torch.from_numpy(x)
 
 
@@ -104,20 +104,20 @@ def flat(parameters: Sequence[Tensor]) -> Tensor:
 
 
 def run_engine(loop: Loop, rounds: int) -> Tensor:
-    """Rounds without their evaluation."""
+    """Run rounds without evaluation."""
     for _ in range(rounds):
         loop.step()
     assert isinstance(loop.state, Tensor)
     return loop.state
 
 
-# -- what people write ---------------------------------------------------------------------------------
+# -- a hand-written loop -------------------------------------------------------------------------------
 
 State = dict[str, Tensor]
 
 
 class HandWritten:
-    """One module for all devices, load_state_dict for each, torch.optim.SGD, a randperm an epoch, gathers."""
+    """One module for all devices, load_state_dict for each, torch.optim.SGD, a randperm per epoch, gathers."""
 
     def __init__(self, work: Work, x: Tensor, y: Tensor) -> None:
         self.work, self.x, self.y = work, x, y
@@ -176,9 +176,9 @@ def mean(states: list[State]) -> State:
 
 
 class Kernels:
-    """Products, activations, softmax and update of stacks of devices, in place, on data that lie in batches.
+    """Products, activations, softmax and update of stacks of devices, in place, on data stored in batches.
 
-    No gathers, no autograd, no bookkeeping. `tile` devices are a stack; all steps of one before the next one starts.
+    No gathers, no autograd, no bookkeeping. A stack has `tile` devices; all its steps run before the next stack starts.
     """
 
     def __init__(self, work: Work, x: Tensor, y: Tensor) -> None:
@@ -230,7 +230,7 @@ class Kernels:
             for k in range(last, 0, -1):
                 back = torch.bmm(errors[k], weights[k], out=errors[k - 1])
                 torch.ops.aten.threshold_backward.grad_input(back, outputs[k - 1], 0, grad_input=back)
-            if self.pull:  # the gradient is known: theta may move towards its anchor
+            if self.pull:  # the gradient is already computed, so theta may move towards its anchor
                 for p, anchor in zip(theta, start, strict=True):
                     p.lerp_(anchor, ALPHA * self.pull)
             for w, b, error, h in zip(weights, biases, errors, layers, strict=True):

@@ -1,8 +1,8 @@
-"""Several methods on one split and one protocol: what is run, and the processes that run it.
+"""Compares several methods on the same data with the same settings: the runs and their processes.
 
-The folder of a comparison holds, for every method and seed, METHOD-SEED.toml, what was asked for, and METHOD-SEED, the
-run folder; then compare.json and compare.csv. The same comparison again goes on where it ended: finished runs are
-reused, others are resumed.
+The folder of a comparison contains, for every method and seed, METHOD-SEED.toml, the requested settings, and
+METHOD-SEED, the run folder; then compare.json and compare.csv. Repeating the command continues the comparison:
+finished runs are reused, others are resumed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def compare_methods(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """All of `polytier compare`: `fields` are METHOD.FIELD=VALUE texts."""
+    """The command `polytier compare`; `fields` are METHOD.FIELD=VALUE texts."""
     specs, notes = settle(shared, names, fields, steps)
     out = out or free_folder("compare", shared)
     tasks = make_tasks(specs, seeds, out)
@@ -67,7 +67,7 @@ def compare_methods(
 
     if not (out / FILE).exists():
         claim(out)
-    write()  # the folder is known as a comparison from here on
+    write()  # this file marks the folder as a comparison
     try:
         run_tasks(tasks, out, jobs, show)
     finally:
@@ -80,18 +80,18 @@ def compare_methods(
         comparison.print_comparison(wide_console(), methods, records, until, out)
     states = {task.state for task in tasks}
     if states & {INTERRUPTED, WAITING}:
-        raise Stopped(f"interrupted; go on with the same command and --out {out}", EXIT_INTERRUPTED)
+        raise Stopped(f"interrupted; continue with the same command and --out {out}", EXIT_INTERRUPTED)
     if DONE not in states:
-        raise Stopped("no run came to its end", FAULT)
+        raise Stopped("no run finished", FAULT)
 
 
-# -- what is run --------------------------------------------------------------------------------------
+# -- the runs -----------------------------------------------------------------------------------------
 
 
 def protocol(what: str | None, flags: Mapping[str, Any]) -> RunSpec:
-    """What all methods share. A file's own fields are those of the file's own method."""
+    """The settings that all methods share. Fields in a file belong to the method of that file."""
     if what is not None and not is_file(what):
-        raise ValueError(f"{what!r} is no FILE.toml; methods are written with commas and come first: permfl,fedavg")
+        raise ValueError(f"{what!r} is not a FILE.toml; methods come first, separated by commas: permfl,fedavg")
     spec = read_spec(what, flags)
     return spec.replace(out=None, workers=spec.workers or 1)
 
@@ -99,9 +99,9 @@ def protocol(what: str | None, flags: Mapping[str, Any]) -> RunSpec:
 def settle(
     shared: RunSpec, names: Sequence[str], texts: Sequence[str], steps: int | None
 ) -> tuple[dict[str, RunSpec], list[str]]:
-    """The configuration of each method, and notes on what could not be the same for all."""
+    """The settings of each method, and notes on settings that could not be the same for all."""
     if not all(names) or len(set(names)) < len(names):
-        raise ValueError(f"methods are different names with commas between: permfl,fedavg; got {','.join(names)!r}")
+        raise ValueError(f"give different methods separated by commas, such as permfl,fedavg; got {','.join(names)!r}")
     kinds = {name: method_class(name) for name in names}
     own: dict[str, list[str]] = {name: [] for name in names}
     for text in texts:
@@ -111,7 +111,7 @@ def settle(
             raise ValueError(f"--set {text!r}: write METHOD.FIELD=VALUE, {there}: --set {names[0]}.device_lr=0.05")
         own[name].append(text.removeprefix(f"{name}."))
     if shared.models is not None and not any("models" in kind.__dataclass_fields__ for kind in kinds.values()):
-        raise ValueError("--models are trained by mfa-rr and mfa-rand alone, and none of these is compared")
+        raise ValueError("--models needs mfa-rr or mfa-rand among the methods")
     tiers = 0 if steps is None else team_tiers(make_federation(shared)[1].teams)
     specs, notes = {}, []
     for name, kind in kinds.items():
@@ -125,13 +125,15 @@ def settle(
             more = max(1, round(steps * kind.budget.get("rounds", 0)))
             spec = spec.replace(rounds=more * spec.rounds, eval_every=more * spec.eval_every)
             if more > 1:
-                notes.append(f"{name}: {more} of its rounds are one here, with about {steps} gradients of a device")
+                notes.append(
+                    f"{name}: {more} of its rounds count as one here, with about {steps} gradients of a device"
+                )
             elif any(given.get(key, value) != value for key, value in wanted.items()):
-                notes.append(f"{name} keeps what --set says: it may take another number of steps a round than {steps}")
+                notes.append(f"{name} uses the fields of --set: its number of steps per round may differ from {steps}")
         spec = spec.replace(set=merge_fields(fields, own[name]))
         if not wraps_others(spec.replace(models=None)):
-            spec = spec.replace(models=None)  # these are for methods that train several
-            make_method(name, spec.set)  # bad fields are found here
+            spec = spec.replace(models=None)  # only methods that train several models use these
+            make_method(name, spec.set)  # raises an error for invalid fields
         specs[name] = spec
     return specs, notes
 
@@ -141,10 +143,10 @@ def team_tiers(teams: str | None) -> int:
 
 
 def step_fields(kind: type[Algorithm], inner: Any, steps: int, tiers: int) -> dict[str, int]:
-    """Fields with which a device takes `steps` gradient steps a round, as the method's `budget` shares them out.
+    """Fields with which a device takes `steps` gradient steps per round, divided by the method's `budget`.
 
-    Where rounds of teams (of every tier) or local rounds repeat device_steps, these stay what they are (or `inner`, if
-    that is given) as far as they divide `steps`; the rounds do the rest.
+    Where rounds of teams (of every tier) or local rounds repeat device_steps, device_steps is kept (or `inner`, if
+    that is given) as far as it divides `steps`, and the number of these rounds is changed.
     """
     known = {each.name: each.default for each in dataclasses.fields(kind)}
     depth = {"team_rounds": tiers, "local_rounds": 1}
@@ -171,29 +173,29 @@ def make_tasks(specs: Mapping[str, RunSpec], seeds: int, out: Path) -> list[Task
     for task in tasks:
         task.look()
         if task.state == WAITING and task.spec.models is None and wraps_others(task.spec):
-            task.state, task.reason = NOT_APPLICABLE, "it trains several models; say how many with --models"
+            task.state, task.reason = NOT_APPLICABLE, "it trains several models; give their number with --models"
     return tasks
 
 
 def slug(text: str) -> str:
-    """Fit to be a folder's name."""
+    """A text as the name of a folder."""
     return re.sub(r"[^\w.-]+", "-", text)
 
 
 def free_folder(what: str, spec: RunSpec) -> Path:
-    """runs/WHAT-DATA-N, the first that is not taken."""
+    """runs/WHAT-DATA-N with the first number that is not in use."""
     return next_free(Path("runs"), slug(f"{what}-{Path(spec.data).name.removesuffix('.npz')}"))
 
 
 def check(tasks: Sequence[Task], out: Path) -> None:
-    """Advice about bad input, before anything is written."""
+    """Raise errors about invalid input before anything is written."""
     if out.exists() and not (out.is_dir() and ((out / FILE).exists() or not any(out.iterdir()))):
-        raise ValueError(f"{out} exists and is no comparison (it has no {FILE}); name another one")
+        raise ValueError(f"{out} exists and is not a comparison (it has no {FILE}); give another one")
     check_same(tasks)
     if any(task.state == DONE for task in tasks):
-        return  # what all share is right
+        return  # the shared settings are valid
     faults = []
-    with silence():  # the runs themselves will say what there is to say
+    with silence():  # the runs themselves log these messages
         for task in (t for t in tasks if t.state == WAITING and t.spec.seed == tasks[0].spec.seed):
             try:
                 assemble(task.spec).close()

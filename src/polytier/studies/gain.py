@@ -1,8 +1,9 @@
-"""What is gained by training several models together: M T_1 / T_M (Bhuyan, Moharir, Joshi 2022, Eq. 3), measured.
+"""The gain of training several models together, M T_1 / T_M (Bhuyan, Moharir, Joshi 2022, Eq. 3), measured.
 
-T_1 | rounds of each model alone, by its own method on all devices; the leading metric of its global model in the last
-      of them is the model's target
-T_M | the first round of training together in which every model is as good as its target, all at once
+M   | number of models
+T_1 | number of rounds for which each model is trained alone, by its own method on all devices; the leading metric of
+      its global model in the last round is the target of the model
+T_M | the first round of training together in which all models reach their targets at the same time
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from polytier.runs.spec import RunSpec
 
 @dataclass(frozen=True)
 class Gain:
-    """The gain by seeds.
+    """The gain for each seed.
 
-    models  | M
-    single  | T_1
-    most    | the round in which training together gave up
-    targets | by seed: model -> what it reached alone
-    rounds  | by seed: T_M, or None if a target was not reached
+    Attributes:
+        models: Number of models, M.
+        single: Rounds of each model alone, T_1.
+        most: The round after which training together stops if the targets are not reached.
+        targets: By seed: the target of each model, by name.
+        rounds: By seed: T_M, or None if a target was not reached.
     """
 
     models: int
@@ -38,21 +40,22 @@ class Gain:
 
     @property
     def gains(self) -> dict[int, float]:
-        """By seed, of those that reached the targets."""
+        """The gain by seed, for seeds that reached the targets."""
         return {seed: self.models * self.single / rounds for seed, rounds in self.rounds.items() if rounds is not None}
 
     @property
     def mean(self) -> float | None:
-        """Over the seeds that reached the targets; None if none did."""
+        """The mean over the seeds that reached the targets; None if there are none."""
         return fmean(self.gains.values()) if self.gains else None
 
     @property
     def deviation(self) -> float | None:
+        """The standard deviation over seeds; None with fewer than two seeds."""
         return stdev(self.gains.values()) if len(self.gains) > 1 else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """In which the mean lies with 95 % confidence (Student's t); None with fewer than two seeds."""
+        """The 95 % confidence interval of the mean (Student's t); None with fewer than two seeds."""
         if self.mean is None or self.deviation is None:
             return None
         from scipy.stats import t
@@ -62,7 +65,7 @@ class Gain:
         return self.mean - half, self.mean + half
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """All values, for JSON."""
         derived = ("gains", "mean", "deviation", "interval")
         return {**asdict(self), **{name: getattr(self, name) for name in derived}}
 
@@ -85,11 +88,33 @@ def measure_gain(
     most_rounds: int | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Gain:
-    """The gain of training together what `make(seed)` makes, a training of several models that has not begun.
+    """Measure the gain of training several models together.
 
-    Each model is first trained alone for `single_rounds`, with all its settings; models that are alike once for all.
-    Then they are trained together until all have reached their targets on `split`, for at most `most_rounds`
-    (by default 10 M T_1, a gain of 0.1). `progress` is told what has been found.
+    For each seed, each model is first trained alone for `single_rounds` with its own settings. Models with the same
+    data, method and settings are trained once. Then the models are trained together until all reach their targets.
+
+    Args:
+        make: Returns, for a seed, a run of several models before its first round.
+        single_rounds: Number of rounds of each model alone; the metric after the last one is the target.
+        seeds: The seeds.
+        split: The samples on which the targets are measured: "train", "validation" or "test".
+        most_rounds: Training together stops after so many rounds; by default 10 M T_1, which is a gain of 0.1.
+        progress: Called with a line of text after each step of the measurement.
+
+    Returns:
+        The gain for each seed, with mean and confidence interval.
+
+    Raises:
+        ValueError: The run has one model only, a method has no global model, the split is empty, or no seed is given.
+
+    Examples:
+        >>> import polytier
+        >>> method = polytier.MFARR({"a": polytier.FedAvg(device_steps=2), "b": polytier.FedAvg(device_steps=1)})
+        >>> federation = polytier.build_federation("digits", devices=8, teams=2)
+        >>> gain = polytier.measure_gain(
+        ...     lambda seed: polytier.make_loop(method, federation, "mclr", seed=seed), single_rounds=1, seeds=[0])
+        >>> gain.models, gain.single
+        (2, 1)
     """
     if single_rounds < 1:
         raise ValueError(f"each model is trained alone for at least 1 round; got {single_rounds}")
@@ -110,10 +135,10 @@ def measure_gain(
 
 
 def targets_of(together: Loop, rounds: int, split: str) -> dict[str, float]:
-    """What each model reaches alone."""
+    """The target of each model: its metric after being trained alone."""
     if not together.context.scopes:
-        raise ValueError(f"{type(together.algorithm).__name__} trains one model; a gain needs a wrapper of several")
-    for name, context in together.context.scopes.items():  # errors come before the first round
+        raise ValueError(f"{type(together.algorithm).__name__} trains one model; a gain needs several, try mfa-rr")
+    for name, context in together.context.scopes.items():  # raises errors before the first round
         figure(evaluate(context, together.part_state(name), 0).figures(), name, split, context.metrics[0])
     seen: list[tuple[tuple[Any, ...], float]] = []
     result = {}
@@ -146,11 +171,11 @@ def rounds_together(together: Loop, targets: dict[str, float], most: int, split:
 
 
 def figure(figures: dict[str, Any], name: str, split: str, metric: Metric) -> float:
-    """The leading metric of the global model of `name`."""
+    """The leading metric of the global model of `name` on `split`."""
     if "global" not in figures:
-        raise ValueError(f"the method of {name} has no global model, and by that a gain is measured; try fedavg")
+        raise ValueError(f"the method of {name} has no global model, which a gain is measured by; try fedavg")
     if split not in figures["global"]:
-        raise ValueError(f"{name} has no samples to judge by in the split {split}; try {', '.join(figures['global'])}")
+        raise ValueError(f"{name} has no samples in the split {split}; try {', '.join(figures['global'])}")
     found = figures["global"][split].get(metric.name)
     if found is None:
         raise ValueError(f"the {metric.name} of {name} on {split} is undefined on all devices; try another metric")
@@ -158,18 +183,19 @@ def figure(figures: dict[str, Any], name: str, split: str, metric: Metric) -> fl
 
 
 def identity(together: Loop, name: str) -> tuple[Any, ...]:
-    """What a model's training alone depends on, beside what all share."""
+    """The settings on which a model's training alone depends. Models with equal ones have the same target."""
     context, (module, loss) = together.context.scopes[name], together.assembly.given[name]
     return context.algorithm, id(context.batches.federation), id(module), id(loss), models_of(together.spec)[name]
 
 
 def models_of(spec: RunSpec) -> dict[str, dict[str, Any]]:
+    """The settings of each model by name."""
     assert isinstance(spec.models, dict)
     return spec.models
 
 
 def alone(together: Loop, name: str, rounds: int) -> Loop:
-    """The same training of one of the models, by itself; evaluated after the last round."""
+    """A run of one of the models by itself with the same settings, evaluated after the last round only."""
     context, assembly = together.context.scopes[name], together.assembly
     module, loss = assembly.given[name]
     return Loop(

@@ -1,7 +1,7 @@
-"""A paper's tables and figures by one command: its runs, a verdict a row, a page.
+"""Reproduces a paper's tables and figures: its runs, a verdict per row, a page.
 
-The folder holds runs/, a run folder for every run of the plan and seed (finished ones are reused, others are resumed);
-reproduction.json and results.md, the figures beside the paper's; figures/; and report.html, all of it to look at.
+The folder contains runs/, with a run folder per run and seed (finished ones are reused, others are resumed);
+reproduction.json and results.md, our values beside the paper's; figures/; and report.html, a page with all of it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FILE = "reproduction.json"
 def reproduce_paper(
     what: str, scale: str, data_dir: Path | None, out: Path | None, jobs: int | None, dry_run: bool, quiet: bool
 ) -> None:
-    """All of `polytier reproduce`."""
+    """The command `polytier reproduce`."""
     paper, items = papers.chosen(what, scale)
     out = out or Path("runs") / f"reproduce-{paper}-{scale}"
     runs = {run.name: run for item in items for run in item.runs()}
@@ -53,11 +53,11 @@ def reproduce_paper(
         print_plan(runs, tasks)
         return
     if out.exists() and not (out.is_dir() and ((out / FILE).exists() or not any(out.iterdir()))):
-        raise ValueError(f"{out} exists and is no reproduction (it has no {FILE}); name another --out")
+        raise ValueError(f"{out} exists and is not a reproduction (it has no {FILE}); give another --out")
     check_same(tasks)
     (out / "runs").mkdir(parents=True, exist_ok=True)
     if not (out / FILE).exists():
-        (out / FILE).write_text("{}\n", encoding="utf-8")  # the folder is known as a reproduction from here on
+        (out / FILE).write_text("{}\n", encoding="utf-8")  # this file marks the folder as a reproduction
     try:
         run_tasks(tasks, out / "runs", jobs or os.cpu_count() or 1, not quiet)
     finally:
@@ -70,16 +70,16 @@ def reproduce_paper(
             print_table(found)
         line(wide_console(), f"page: {out / 'report.html'}")
     if states & {INTERRUPTED, WAITING}:
-        raise Stopped("interrupted; go on with the same command", EXIT_INTERRUPTED)
+        raise Stopped("interrupted; continue with the same command", EXIT_INTERRUPTED)
     if DONE not in states:
-        raise Stopped("no run came to its end", FAULT)
+        raise Stopped("no run finished", FAULT)
 
 
-# -- what is run --------------------------------------------------------------------------------------
+# -- the runs -----------------------------------------------------------------------------------------
 
 
 def make_tasks(runs: Sequence[PlannedRun], data_dir: Path | None, folder: Path) -> list[Task]:
-    """All runs with their first seed, then all with the next one. Those whose data are not there say so."""
+    """The runs of all items with the first seed, then with the next; runs without data have the reason."""
     where = {} if data_dir is None else {"data_dir": str(data_dir)}
     missing: dict[str, str] = {}
     tasks = []
@@ -97,7 +97,7 @@ def make_tasks(runs: Sequence[PlannedRun], data_dir: Path | None, folder: Path) 
 
 
 def no_data(spec: RunSpec, known: dict[str, str]) -> str:
-    """Why the data of a run cannot be had; empty if they can. `known` remembers what was looked for."""
+    """Why the data of a run are not available; empty if they are. `known` caches the results."""
     tables = spec.models.values() if isinstance(spec.models, dict) else ()
     names = dict.fromkeys([table.get("data", spec.data) for table in tables] or [spec.data])
     for name in names:
@@ -110,14 +110,14 @@ def no_data(spec: RunSpec, known: dict[str, str]) -> str:
     return next((known[name] for name in names if known[name]), "")
 
 
-# -- what it will take --------------------------------------------------------------------------------
+# -- estimated time -----------------------------------------------------------------------------------
 
 
 def print_plan(runs: Mapping[str, PlannedRun], tasks: Sequence[Task]) -> None:
-    """Every run with its settings, data, device steps and hours on this machine."""
+    """Print every run with its settings, data, device steps and estimated hours on this machine."""
     total, timed, rows = 0.0, {}, []
     for task in (t for t in tasks if t.spec.seed == 0):
-        with silence():  # the runs themselves will say what there is to say
+        with silence():  # the runs themselves log these messages
             run, (steps, seconds) = runs[task.method], cost(task, timed)
         total += run.seeds * (seconds or 0)
         settings = {k: v for k, v in run.settings.items() if k not in ("data", "model", "set")}
@@ -139,14 +139,14 @@ def print_plan(runs: Mapping[str, PlannedRun], tasks: Sequence[Task]) -> None:
                 else duration(seconds),
             )
         )
-    wide_console().print(table(("run", "seeds", "data", "model", "settings", "steps", "time a seed"), rows))
+    wide_console().print(table(("run", "seeds", "data", "model", "settings", "steps", "time per seed"), rows))
     for reason in dict.fromkeys(task.reason for task in tasks if task.reason):
         say(reason)
     line(wide_console(), f"{len(tasks)} runs, about {total / 3600:.1f} hours of training on one core")
 
 
 def cost(task: Task, timed: dict[Any, float]) -> tuple[float | None, float | None]:
-    """Device steps of a run, and seconds on one core; `timed` remembers what a step takes."""
+    """Device steps of a run, and seconds on one core; `timed` caches the time of a step."""
     spec = task.spec
     if wraps_others(spec):
         if task.reason:
@@ -165,7 +165,7 @@ def cost(task: Task, timed: dict[Any, float]) -> tuple[float | None, float | Non
 
 
 def steps_on_stand_in(spec: RunSpec) -> float | None:
-    """Device steps of a round, counted with two samples a device: the data themselves need not be there."""
+    """Device steps per round, counted with two samples per device, because the data may not be available."""
     device = np.repeat(np.arange(spec.devices or 40), 3)
     source = Source(np.zeros((len(device), 2), np.float32), device % 2, 2, device, cluster=device % 2)
     data = build_federation(source, teams=read_teams(spec.teams), split=(1, 1, 1))
@@ -178,7 +178,7 @@ def steps_on_stand_in(spec: RunSpec) -> float | None:
 
 
 def write(out: Path, title: str, items: Sequence[Item], tasks: Sequence[Task]) -> list[Table]:
-    """All that can be said of what is finished; returns the tables for the terminal."""
+    """Write the results of all finished runs; returns the tables for the terminal."""
 
     folders: dict[str, dict[int, Path]] = {}
     for task in tasks:
@@ -196,7 +196,7 @@ def write(out: Path, title: str, items: Sequence[Item], tasks: Sequence[Task]) -
 
 
 def as_markdown(sections: Sequence[Section], markdown: Any) -> Iterator[str]:
-    """Titles, texts and tables."""
+    """Titles, texts and tables as Markdown."""
     for section in sections:
         yield f"### {section.title}"
         for block in section.blocks:
@@ -205,7 +205,7 @@ def as_markdown(sections: Sequence[Section], markdown: Any) -> Iterator[str]:
 
 
 def draw(folder: Path, items: Sequence[Item], sections: Sequence[Section]) -> None:
-    """The charts of every item as pictures, where matplotlib is there."""
+    """Write the charts of every item as images, if matplotlib is available."""
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:

@@ -1,6 +1,6 @@
-"""Runs of a comparison or a reproduction, each a process of its own: started, resumed, stopped together.
+"""Runs of a comparison or a reproduction, one process per run: started, resumed and stopped together.
 
-Beside every run folder lies FOLDER.toml, what was asked for: the same again goes on where it ended.
+FOLDER.toml beside every run folder contains the requested settings, so that repeating the command continues the run.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from polytier.theory.check import warnings
 
 ENDS = {0: DONE, BAD_INPUT: NOT_APPLICABLE, EXIT_INTERRUPTED: INTERRUPTED}
 NOTE, REASON = "note", "reason"  # kinds of messages from the process of a run
-TICK = 0.5  # seconds from one look at the runs to the next
+TICK = 0.5  # seconds between checks of the runs
 
 
 @dataclass
 class Task:
-    """A run, and how it goes."""
+    """A run and its state."""
 
     method: str
     spec: RunSpec
     folder: Path
     state: str = WAITING
-    reason: str = ""  # why it is not done
-    notes: list[str] = field(default_factory=list)  # what the run had to say
+    reason: str = ""  # why it is not finished
+    notes: list[str] = field(default_factory=list)  # messages logged by the run
 
     @property
     def asked(self) -> Path:
@@ -62,25 +62,25 @@ class Task:
         return {**names, "rounds": self.spec.rounds, "state": self.state, "reason": self.reason}
 
     def look(self) -> None:
-        """Whether it is done already."""
+        """Check whether the run is already finished."""
         if (read_summary(self.folder) or {}).get("rounds", 0) >= self.spec.rounds:
             self.state = DONE
 
 
 def check_same(tasks: Sequence[Task]) -> None:
-    """Folders that are there must be of the same runs."""
+    """Raise an error if an existing folder belongs to a run with other settings."""
     for task in tasks:
         before = check_spec(read_toml(task.asked)) if task.asked.exists() else task.spec
         names = [name for name in RunSpec.model_fields if getattr(before, name) != getattr(task.spec, name)]
         if names:
             now = ", ".join(f"{n} {getattr(before, n)} (now {getattr(task.spec, n)})" for n in names)
-            raise ValueError(f"{task.folder} was made with {now}; repeat that, or name another --out")
+            raise ValueError(f"{task.folder} was made with {now}; use the same settings, or give another --out")
         if task.folder.exists() and not task.asked.exists():
-            raise ValueError(f"{task.folder} was not made by this command; name another --out")
+            raise ValueError(f"{task.folder} was not made by this command; give another --out")
 
 
 def run_tasks(tasks: Sequence[Task], out: Path, jobs: int, show: bool) -> None:
-    """Run all that is not finished; with `show`, print a table on a terminal and lines elsewhere."""
+    """Run all unfinished tasks; with `show`, print a table on a terminal and lines elsewhere."""
     console = Console(stderr=True)
     live = Live(console=console, transient=True) if show and console.is_terminal else None
     noted: set[str] = set()
@@ -93,7 +93,7 @@ def run_tasks(tasks: Sequence[Task], out: Path, jobs: int, show: bool) -> None:
             if task is None or not show:
                 continue
             for note in task.notes:
-                # one run speaks for all of its algorithm that say the same with other numbers
+                # messages of one algorithm that differ only in numbers are printed once
                 kind = f"{task.spec.algorithm}: {note.partition(':')[0]}"
                 if kind not in noted:
                     noted.add(kind)
@@ -102,12 +102,12 @@ def run_tasks(tasks: Sequence[Task], out: Path, jobs: int, show: bool) -> None:
                 how = comparison.progress(task.folder, task.state, task.spec.rounds)
                 how += f": {task.reason}" if task.reason else ""
                 left = sum(t.state in (WAITING, RUNNING) for t in tasks)
-                say(f"{task.method}, seed {task.spec.seed}: {how} ({left} to go)")
+                say(f"{task.method}, seed {task.spec.seed}: {how} ({left} left)")
 
 
 @dataclass
 class Job:
-    """The process of a task, and the pipe through which it tells why it was refused or failed."""
+    """The process of a task, and the pipe on which it reports why it was rejected or failed."""
 
     task: Task
     process: BaseProcess
@@ -115,14 +115,14 @@ class Job:
     heard: list[tuple[str, str]] = field(default_factory=list)  # kind of message, text
 
     def hear(self) -> None:
-        """Read what the process has sent so far."""
+        """Read the messages that the process has sent so far."""
         with suppress(EOFError, OSError):
             while self.pipe.poll():
                 self.heard.append(self.pipe.recv())
 
 
 def ends(tasks: Sequence[Task], jobs: int, stop: Callable[[], bool]) -> Generator[Task | None]:
-    """Run what is not finished, `jobs` at a time; yields each task when it ends, and None while time goes by."""
+    """Run unfinished tasks, `jobs` at a time; yields each task when it ends, and None while waiting."""
     waiting = [task for task in tasks if task.state == WAITING]
     running: list[Job] = []
     asked = False
@@ -144,14 +144,14 @@ def ends(tasks: Sequence[Task], jobs: int, stop: Callable[[], bool]) -> Generato
             if not over:
                 wait([job.process.sentinel for job in running], TICK)
     finally:
-        interrupt(running)  # the second time: they stop at once
+        interrupt(running)  # the second interrupt stops the runs at once
         for job in running:
             job.process.join()
             end(job, True)
 
 
 def begin(task: Task) -> Job:
-    """Start the run, or go on with it."""
+    """Start or resume the run."""
     task.asked.write_text(to_toml(task.spec.model_dump()), encoding="utf-8")
     resumed = any((task.folder / "checkpoints").glob("round-*"))
     if not resumed:
@@ -165,13 +165,13 @@ def begin(task: Task) -> Job:
 
 def interrupt(running: Sequence[Job]) -> None:
     for job in running:
-        with suppress(ProcessLookupError):  # it has ended in the meantime
+        with suppress(ProcessLookupError):  # the process has already ended
             assert job.process.pid
             os.kill(job.process.pid, signal.SIGINT)
 
 
 def end(job: Job, asked: bool) -> None:
-    """Note how a run ended: by its exit code, its state file and, where nothing was written, what it sent."""
+    """Record how a run ended: from its exit code, its state file or, if nothing was written, its messages."""
     job.hear()
     job.pipe.close()
     task, code = job.task, job.process.exitcode or 0
@@ -190,7 +190,7 @@ def end(job: Job, asked: bool) -> None:
 
 
 class Notes(logging.Handler):
-    """Sends what is logged to the process that started this one."""
+    """Sends log messages to the process that started this one."""
 
     def __init__(self, pipe: Connection) -> None:
         super().__init__(logging.WARNING)
@@ -201,13 +201,13 @@ class Notes(logging.Handler):
 
 
 def work(spec: RunSpec, folder: Path, resumed: bool, pipe: Connection) -> None:
-    """What the process of a run does."""
+    """The main function of the process of a run."""
     set_apart()
     sys.exit(attempt(spec, folder, resumed, pipe))
 
 
 def attempt(spec: RunSpec, folder: Path, resumed: bool, pipe: Connection) -> int:
-    """Run, and send what is logged and why it ended; returns the exit code."""
+    """Run, and send log messages and the reason for the end; returns the exit code."""
     log.handlers = [Notes(pipe)]
     try:
         with Interrupt() as stop:
@@ -233,7 +233,7 @@ def run(spec: RunSpec, folder: Path, resumed: bool, stop: Callable[[], bool]) ->
 
 
 def set_apart() -> None:
-    """A group of its own, silent: Ctrl-C reaches it from the process that started it, and once."""
+    """Make a new process group without output, so that Ctrl-C reaches it only through the starting process."""
     for number in (1, 2):
         file = os.open(os.devnull, os.O_WRONLY)
         os.dup2(file, number)

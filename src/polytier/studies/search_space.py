@@ -1,6 +1,6 @@
-"""What a search tries: the values of fields, as FIELD[=SPEC] texts say it, and which of them come next.
+"""The search space of `polytier tune`, from FIELD[=SPEC] texts, and the choice of the next trial.
 
-A field has {"low", "high", "log"}, a range of whole numbers or of others, or {"choices"}.
+A field has {"low", "high", "log"}, a range of integers or floats, or {"choices"}.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from polytier.method.algorithm import Algorithm
 
 Space = dict[str, dict[str, Any]]
-Lags = Callable[[int, float], bool]  # whether a trial falls behind that has this score after so many rounds
+Lags = Callable[[int, float], bool]  # (rounds, score) -> whether the trial should be stopped
 
 
 def read_space(name: str, algorithm: Algorithm, texts: Sequence[str]) -> Space:
-    """The space around a setting of the method; without texts that of all step sizes and pulls which are one number."""
+    """The search space around a setting; without texts, all step sizes and pulls that are one number."""
     known = {f.name: f for f in dataclasses.fields(algorithm) if f.metadata}
     if not texts:
         steps = {n: getattr(algorithm, n) for n in known if n.endswith(("_lr", "_pull"))}
         texts = [n for n, value in steps.items() if isinstance(value, int | float) and value]
         if not texts:
-            raise ValueError(f"{name} has no step size or pull to search over; name a field: --over FIELD=LOW:HIGH")
+            raise ValueError(f"{name} has no step size or pull to search over; give a field: --over FIELD=LOW:HIGH")
     space: Space = {}
     for text in texts:
         key, equals, given = (part.strip() for part in text.partition("="))
@@ -53,7 +53,7 @@ def read_spec(known: dataclasses.Field, given: str, present: Any) -> dict[str, A
     if "," in given:
         values = [check_value(name, read_value(part.strip()), known.default, meta) for part in given.split(",")]
         if len(set(values)) < len(values):
-            raise ValueError(f"--over {name}={given} names a value twice")
+            raise ValueError(f"--over {name}={given} has a value twice")
         return {"choices": values}
     if words or (given and given.count(":") != 1):
         how = f"{name}={','.join(map(str, words))}" if words else f"{name}=LOW:HIGH or {name}=A,B,C"
@@ -61,14 +61,14 @@ def read_spec(known: dataclasses.Field, given: str, present: Any) -> dict[str, A
     ends = [read_value(end.strip()) for end in given.split(":")] if given else around(name, present, meta)
     low, high = (check_value(name, end, known.default, meta) for end in ends)
     if isinstance(low, str) or isinstance(high, str) or not low < high:  # texts: schedules
-        raise ValueError(f"nothing lies between {low} and {high}; write --over {name}=LOW:HIGH")
+        raise ValueError(f"the range from {low} to {high} is empty; write --over {name}=LOW:HIGH")
     return {"low": low, "high": high, "log": kind is float and low > 0 and round(high / low, 9) >= 10}
 
 
 def around(name: str, present: Any, meta: Mapping[str, Any]) -> list[float]:
-    """A tenth to ten times of a number, a quarter to four times of a whole one, as far as the field allows."""
+    """0.1 to 10 times a float, 0.25 to 4 times an integer, within the limits of the field."""
     if not isinstance(present, int | float) or not present:
-        raise ValueError(f"{name} is {plain(present)} now, which spans no range; write --over {name}=LOW:HIGH")
+        raise ValueError(f"{name} is {plain(present)} now, from which no range follows; write --over {name}=LOW:HIGH")
     ends = (present // 4, present * 4) if isinstance(present, int) else (present / 10, present * 10)
     least = -math.inf if meta["least"] is None else meta["least"]
     most = math.inf if meta["most"] is None else meta["most"]
@@ -78,9 +78,10 @@ def around(name: str, present: Any, meta: Mapping[str, Any]) -> list[float]:
 def propose(
     space: Space, records: Sequence[Mapping[str, Any]], metric: MetricInfo, seed: int, warmup: int
 ) -> tuple[dict[str, Any], Lags] | None:
-    """The next fields to try, and who tells whether they fall behind, after `warmup` rounds; None if all are tried.
+    """The next fields to try, and a function that tells whether to stop early; None if all were tried.
 
-    The study is made anew of the records and has a sampler of the trial's own: nothing else has a say.
+    Trials are not stopped before `warmup` rounds. The study is rebuilt from the records, with one sampler per trial,
+    so that the result depends only on the records and the settings.
     """
     import numpy as np
     from optuna import create_study
@@ -96,11 +97,11 @@ def propose(
     )
     known = distributions(space)
     for record in records:
-        # one that failed is told as one that was cut short before it showed anything: the worst there is
+        # a failed trial counts as one stopped before its first score, which ranks last
         reported = {} if record["state"] == FAILED else {int(k): v for k, v in record["reported"].items()}
         state = TrialState.COMPLETE if record["state"] == DONE else TrialState.PRUNED
         shared = {"params": record["fields"], "distributions": known, "intermediate_values": reported}
-        with suppress(ValueError):  # the first setting may lie outside
+        with suppress(ValueError):  # the first setting may be outside the range
             study.add_trial(create_trial(state=state, value=record["score"], **shared))
     trial, tried = study.ask(known), [record["fields"] for record in records]
     if trial.params in tried and not any(isinstance(spec.get("low"), float) for spec in space.values()):
@@ -121,7 +122,7 @@ def propose(
 
 
 def distributions(space: Space) -> dict[str, Any]:
-    """The space in Optuna's words."""
+    """The search space as Optuna's distributions."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     return {

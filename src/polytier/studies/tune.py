@@ -1,10 +1,10 @@
 """A search over fields of a method.
 
-A trial is a setting of these fields, trained once a seed and judged after the last round on validation samples, by the
-model that speaks for the method. What is tried next follows from the settings, the seed and the trials before it, so
-that a search which was cut short goes on as if it had not been. Test samples are taken out of the data beforehand.
+A trial is a setting of these fields. It is trained once per seed and evaluated after the last round on validation
+samples, with the kind of model that the method is judged by. The next trial depends only on the settings, the seed and
+the trials before it, so an interrupted search continues with the same trials. Test samples are removed beforehand.
 
-The folder of a search holds tune.json, what was asked for; trials.jsonl, a line a trial; best.toml, the winner so far.
+The folder contains tune.json, the requested search; trials.jsonl, a line per trial; best.toml, the best setting so far.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PRUNED = "pruned"
 def tune_method(
     spec: RunSpec, over: Sequence[str], trials: int, seeds: int, out: Path | None, quiet: bool, as_json: bool
 ) -> None:
-    """All of `polytier tune`: `over` are FIELD[=SPEC] texts."""
+    """The command `polytier tune`; `over` are FIELD[=SPEC] texts."""
     try:
         import optuna
     except ImportError:
@@ -54,7 +54,7 @@ def tune_method(
     search = make_search(spec, over, seeds)
     out = out or free_folder(f"tune-{spec.algorithm}", spec)
     records = open_folder(out, search)
-    again = f"go on with the same command and --out {out}"
+    again = f"continue with the same command and --out {out}"
     try:
         complete = run_trials(search, records, trials, out, show=not (quiet or as_json))
     except KeyboardInterrupt:
@@ -73,7 +73,7 @@ def tune_method(
         raise Stopped(f"interrupted after {len(records)} of {trials} trials; {again}", INTERRUPTED)
     if best is None:
         why = records[-1]["reason"]
-        raise Stopped(f"no trial came to its end; the last one: {why}. Search elsewhere, with another --out", FAULT)
+        raise Stopped(f"no trial finished; the last one: {why}. Try another range and another --out", FAULT)
 
 
 # -- a search -----------------------------------------------------------------------------------------
@@ -81,13 +81,13 @@ def tune_method(
 
 @dataclass
 class Search:
-    """What a trial depends on, beside the trials before it.
+    """What a trial depends on, in addition to the trials before it.
 
-    config      | complete; its fields are the present setting
-    space       | what is tried for some of them
-    federations | by seed, without test samples
-    metric      | what trials are judged by: the leading one
-    objectives  | graphs are traced once for all trials
+    config      | the complete settings; their fields are the current setting
+    space       | the values to try, by field
+    federations | the data by seed, without test samples
+    metric      | the leading metric, by which trials are compared
+    objectives  | a cache, so that graphs are traced once for all trials
     """
 
     spec: RunSpec
@@ -97,30 +97,30 @@ class Search:
     objectives: Objectives = field(default_factory=dict)
 
     def propose(self, records: Sequence[Record]) -> tuple[dict[str, Any], Lags] | None:
-        """The next trial; the first one is the present setting."""
+        """The next trial; the first one is the current setting."""
         if not records:
             return {name: self.spec.set[name] for name in self.space}, lambda step, value: False
         return propose(self.space, records, self.metric, self.spec.seed, self.spec.rounds // 3)
 
     def begin(self, seed: int, fields: Mapping[str, Any]) -> Loop:
-        """The training of a trial with one of the seeds."""
+        """The run of a trial with one of the seeds."""
         spec = self.spec.replace(seed=seed, set={**self.spec.set, **fields})
         return Loop(assemble(spec, federation=self.federations[seed], objectives=self.objectives))
 
     def judge(self, loop: Loop) -> float | None:
-        """The score of the last round; None if it was not evaluated or is no number."""
+        """The score of the last round; None if it was not evaluated or is not finite."""
         last = loop.history[-1] if loop.history else {}
         value = last.get(judge_of(last), {}).get("validation", {}).get(self.metric.name)
         return value if value is not None and math.isfinite(value) else None
 
 
 def make_search(spec: RunSpec, over: Sequence[str], seeds: int) -> Search:
-    """The search that these settings ask for; bad settings are refused here."""
+    """The search for these settings; raises errors about invalid settings."""
     if wraps_others(spec):
-        raise ValueError(f"{spec.algorithm} trains several models; tune the method of each one alone")
+        raise ValueError(f"{spec.algorithm} trains several models; tune the method of each model separately")
     algorithm = method_of(spec)
     space = read_space(spec.algorithm, algorithm, over)
-    if "eval_every" not in spec.model_fields_set:  # often enough to see which trials lag behind
+    if "eval_every" not in spec.model_fields_set:  # often enough to stop bad trials early
         spec = spec.replace(eval_every=max(1, spec.rounds // 10))
     numbers = range(spec.seed, spec.seed + seeds)
     made = {seed: make_federation(spec.replace(seed=seed)) for seed in numbers}
@@ -132,29 +132,29 @@ def make_search(spec: RunSpec, over: Sequence[str], seeds: int) -> Search:
 
 
 def without_test(federation: Federation) -> Federation:
-    """What a search may see."""
+    """The data without test samples, which a search must not use."""
     begin, end = federation.span("validation")
     if not bool((end > begin).any()):
         own = "without --per-class; data that come with a split of their own need some in it"
-        raise ValueError(f"a search is judged by validation samples, and there are none; try --split 3:1:1, {own}")
+        raise ValueError(f"a search needs validation samples, and there are none; try --split 3:1:1, {own}")
     bounds = federation.bounds.clone()
     bounds[:, 3] = bounds[:, 2]
     return dataclasses.replace(federation, bounds=bounds)
 
 
 def open_folder(out: Path, search: Search) -> list[Record]:
-    """Claim the folder, or find the trials that are there."""
+    """Create the folder, or read the trials in it."""
     asked = {"over": search.space, "seeds": len(search.federations)}
     settings = {**search.spec.model_dump(exclude={"out", "workers", "tile"}), **asked}
     if not (out / FILE).exists():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ValueError(f"{out} exists and is no search (it has no {FILE}); name another --out")
+            raise ValueError(f"{out} exists and is not a search (it has no {FILE}); give another --out")
         claim(out)
         write_text(out / FILE, json.dumps(settings, indent=2) + "\n")
     before, settings = read_json(out / FILE), json.loads(json.dumps(settings))
     changed = [f"{k} {before.get(k)} (now {v})" for k, v in settings.items() if before.get(k) != v]
     if changed:
-        raise ValueError(f"{out} was made with {', '.join(changed)}; repeat that, or name another --out")
+        raise ValueError(f"{out} was made with {', '.join(changed)}; use the same settings, or give another --out")
     records = []
     for line in (out / TRIALS).read_text(encoding="utf-8").splitlines() if (out / TRIALS).exists() else ():
         try:
@@ -168,9 +168,9 @@ def open_folder(out: Path, search: Search) -> list[Record]:
 
 
 def run_trials(search: Search, records: list[Record], trials: int, out: Path, show: bool) -> bool:
-    """Add to the records until there are so many, or no more to try; False if interrupted."""
+    """Add records until there are `trials`, or no more settings to try; False if interrupted."""
     watch = Watch(show, trials, search.metric)
-    log.disabled = True  # what there is to say about the present setting has been said
+    log.disabled = True  # messages about the current setting were logged before
     try:
         with Interrupt() as interrupt, watch.bar:
             while (number := len(records)) < trials and (proposed := search.propose(records)):
@@ -193,7 +193,7 @@ def run_trials(search: Search, records: list[Record], trials: int, out: Path, sh
 def attempt(
     search: Search, fields: dict[str, Any], lags: Lags, tell: Callable[[float], None], stop: Callable[[], bool]
 ) -> Record:
-    """Train with these fields; before each round `tell` is told the share that is done, and `stop` is asked."""
+    """Train with these fields. Before each round, `tell` receives the completed share and `stop` is called."""
     rounds, scores, reported = search.spec.rounds, [], {}
     record: Record = {"fields": fields, "state": DONE, "reason": "", "score": None, "scores": scores, "rounds": 0}
     started = time.perf_counter()

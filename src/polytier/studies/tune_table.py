@@ -1,4 +1,4 @@
-"""How a search goes and what it has found, on the terminal; needs no torch.
+"""Progress and results of a search on the terminal. Does not import torch.
 
 A trial is a record: number, fields, state, score (None unless it is done), scores (by seed), rounds, seconds.
 """
@@ -23,7 +23,7 @@ Record = dict[str, Any]
 
 
 def ranked(records: Iterable[Record], metric: MetricInfo) -> list[Record]:
-    """The best first, of equals the earlier; those without a score last."""
+    """The trials, best first; equal ones by number, those without a score last."""
     return sorted(records, key=lambda record: (record["state"] != DONE, -metric.sign * (record["score"] or 0)))
 
 
@@ -32,7 +32,7 @@ def shown(value: Any) -> str:
 
 
 def print_search(console: Console, records: list[Record], metric: MetricInfo, best: Path) -> None:
-    """The best trials, and how to go on from here."""
+    """Print the best trials and the command to train the best one."""
     order = ranked(records, metric)
     rows = [
         (str(r["number"]), *map(shown, r["fields"].values()), metric.text(r["score"]), r["state"]) for r in order[:MOST]
@@ -41,12 +41,12 @@ def print_search(console: Console, records: list[Record], metric: MetricInfo, be
     if len(order) > MOST:
         line(console, f"{len(order) - MOST} more are in {best.with_name('trials.jsonl')}")
     if order[0]["state"] == DONE:
-        what = f"trial {order[0]['number']}" if order[0]["number"] else "trial 0, the setting you came with,"
+        what = f"trial {order[0]['number']}" if order[0]["number"] else "trial 0, the initial setting,"
         line(console, f"{what} is the best on validation; train it: polytier run {best}")
 
 
 class Watch:
-    """A bar on a terminal, one line per trial elsewhere, nothing unless `show`."""
+    """A progress bar on a terminal, a line per trial elsewhere; nothing unless `show`."""
 
     def __init__(self, show: bool, trials: int, metric: MetricInfo) -> None:
         console = Console(stderr=True)
@@ -57,7 +57,7 @@ class Watch:
         self.task = self.bar.add_task("", total=trials, done="", best="")
 
     def moved(self, done: int, share: float) -> None:
-        """So many trials are done, and this share of the next."""
+        """Update the number of finished trials and the completed share of the next."""
         self.bar.update(self.task, completed=done + share, done=f"{done} of {self.trials} trials")
 
     def ended(self, record: Record, best: Record) -> None:

@@ -1,10 +1,10 @@
-"""What the papers' theorems ask of a method's settings, and what they promise: a file a paper.
+"""Conditions of the papers' theorems on the settings of a method, and their predictions; one file per paper.
 
 rules.py    | a condition or a rate as a text in the paper's letters, which is both shown and computed
-permfl.py   | Theorems 1 and 2, stationary points of quadratics; rounds.py: what a round does to an error
-sfedhp.py, mfa.py, cobo.py | their theorems
+permfl.py   | Theorems 1 and 2, and stationary points of quadratics; rounds.py: the effect of a round on an error
+sfedhp.py, mfa.py, cobo.py | the theorems of these papers
 
-Nothing here knows of data, engines or torch: `checking.py` brings the numbers.
+These modules depend neither on data nor on engines or torch: `check.py` provides the numbers.
 """
 
 from polytier.theory.permfl import (

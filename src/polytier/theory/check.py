@@ -1,4 +1,7 @@
-"""A method's settings on these data against the theorems of its paper: `polytier check`, and the line before a run."""
+"""Checks the settings of a method on its data against the theorems of its paper.
+
+`polytier check` prints the full report; `polytier run` prints a line per model that may diverge.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,12 @@ from polytier.theory.rounds import Level, multiplier, round_map
 from polytier.theory.rules import Condition, Known, Prediction, condition, shown
 
 WILL, MAY, STABLE, UNKNOWN = "will diverge", "may diverge", "stable", "not judged"
-LARGE = 1 << 24  # numbers of all A, up to which a round on quadratics is computed as a matrix
+LARGE = 1 << 24  # largest total number of elements of all A for which a round on quadratics is computed as a matrix
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is checked: letters with their values, those of mu and L, those that people may give, and the theorems."""
+    """What is checked: values by letter, the letters of mu and L, the letters that users may give, the theorems."""
 
     theory: str
     letters: dict[str, Any]
@@ -41,7 +44,7 @@ class Subject:
 
 @dataclass
 class Report:
-    """All that `polytier check` tells of one model."""
+    """The result of `polytier check` for one model."""
 
     method: str
     model: str
@@ -55,22 +58,24 @@ class Report:
     measured: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
+        """All values, for JSON."""
         return dataclasses.asdict(self)
 
 
 def check_training(loop: Loop, rounds: int, given: Mapping[str, float]) -> list[Report]:
-    """A report for each model that is trained."""
+    """One report per model of the run."""
     return [check_context(context, loop, rounds, given) for context in loop.context.parts]
 
 
 def check_context(context: Context, loop: Loop, rounds: int, given: Mapping[str, float]) -> Report:
+    """The report of one model."""
     subject = subject_of(context, loop, rounds)
     mu, L = subject.curvature
     allowed = {mu: "strong convexity", L: "smoothness", **subject.given}
     for letter in given:
         if letter not in allowed:
             told = "; ".join(f"{name}: {meaning}" for name, meaning in allowed.items())
-            raise ValueError(f"--given {letter}: {context_name(context)} knows no such letter; there are {told}")
+            raise ValueError(f"--given {letter}: {context_name(context)} has no such letter; available: {told}")
     found = None if {mu, L} <= set(given) else curvature(context)
     known = {**subject.letters, **({} if found is None else {mu: found.mu, L: found.smoothness}), **given}
     verdict, why = judge(context, known[mu], known[L], found is None or found.kind == "exact")
@@ -89,11 +94,12 @@ def check_context(context: Context, loop: Loop, rounds: int, given: Mapping[str,
 
 
 def context_name(context: Context) -> str:
+    """The name of the method of a context, for messages."""
     return type(context.algorithm).__name__
 
 
 def warnings(loop: Loop) -> list[str]:
-    """A line for each model that will or may diverge, from what can be known in a moment; PerMFL and pFedMT alone."""
+    """A line per model that will or may diverge, from quick estimates; only for PerMFL and pFedMT."""
     lines = []
     for context in loop.context.parts:
         if isinstance(context.algorithm, PerMFL):
@@ -105,10 +111,11 @@ def warnings(loop: Loop) -> list[str]:
     return lines
 
 
-# -- what each method is held against -----------------------------------------------------------------
+# -- the theorems of each method ----------------------------------------------------------------------
 
 
 def subject_of(context: Context, loop: Loop, rounds: int) -> Subject:
+    """The theorems and values for the method of a context."""
     method, above = context.algorithm, loop.algorithm
     if isinstance(method, PerMFL):
         return permfl_subject(context, method, rounds)
@@ -122,11 +129,12 @@ def subject_of(context: Context, loop: Loop, rounds: int) -> Subject:
     letters: dict[str, Any] = {} if lr is None else {"device_lr": most(context, context.topology.leaf, lr)}
     extra = {"device_pull": most(context, context.topology.leaf, pull)} if isinstance(pull, int | float) else {}
     text = "device_lr < 2 / (L + device_pull)" if extra else "device_lr < 2 / L"
-    told = f"no theorem of {context_name(context)} is built in: curvature, and the bound of a plain gradient step"
+    told = f"no theorem of {context_name(context)} is available: curvature, and the bound of a gradient step"
     return Subject(told, letters | extra, conditions=lambda known: [condition("descent", text, known)])
 
 
 def permfl_subject(context: Context, method: PerMFL, rounds: int) -> Subject:
+    """The subject of PerMFL and pFedMT."""
     tree, tiers = settings(context, method), context.topology.num_tiers - 2
     letters = {
         "alpha": float(np.max(tree[0])),
@@ -138,8 +146,8 @@ def permfl_subject(context: Context, method: PerMFL, rounds: int) -> Subject:
     }
     told = "PerMFL's Theorems 1 and 2"
     told += ", its means by samples" if isinstance(method, PFedMT) else ""
-    told += {0: "; they are about teams, and here are none", 1: ""}.get(
-        tiers, "; they are about one tier of teams, taken here as the innermost one"
+    told += {0: "; they are about teams, and this tree has none", 1: ""}.get(
+        tiers, "; they are about one tier of teams, and the innermost one is used"
     )
     if is_quadratic(context) and tiers == 1 and isinstance(found := quadratic_gammas(context, method), dict):
         letters |= found
@@ -147,7 +155,7 @@ def permfl_subject(context: Context, method: PerMFL, rounds: int) -> Subject:
 
 
 def quadratic_gammas(context: Context, method: PerMFL) -> dict[str, Any] | None:
-    """What (58) and (61) need to know of quadratics."""
+    """The constants of (58) and (61) for quadratics."""
     if method.weights != "uniform" or min(method.device_pull, settings(context, method)[3][0].pull) <= 0:
         return None
     A, b, team = quadratic_problem(context)
@@ -165,6 +173,7 @@ def quadratic_gammas(context: Context, method: PerMFL) -> dict[str, Any] | None:
 
 
 def sfedhp_subject(context: Context, method: SFedHP, rounds: int) -> Subject:
+    """The subject of sFedHP."""
     leaf = context.topology.leaf
     letters = {
         "eta2": most(context, leaf, method.device_lr),
@@ -182,13 +191,14 @@ def sfedhp_subject(context: Context, method: SFedHP, rounds: int) -> Subject:
             letter: most(context, leaf - 1, value)
             for letter, value in (("eta1", method.team_lr), ("lam2", method.team_pull), ("R", method.team_rounds))
         }
-    told += {1: "; they are about teams, and here are none", 2: ""}.get(
-        leaf, "; they are about one tier of teams, taken here as the innermost one"
+    told += {1: "; they are about teams, and this tree has none", 2: ""}.get(
+        leaf, "; they are about one tier of teams, and the innermost one is used"
     )
     return Subject(told, letters, given=sfedhp.GIVEN, conditions=sfedhp.conditions, predictions=sfedhp.predictions)
 
 
 def cobo_subject(context: Context, method: CoBo, rounds: int) -> Subject:
+    """The subject of CoBo."""
     groups = context.true_groups(1)
     size = {} if groups is None else {"c": int(np.unique(groups, return_counts=True)[1].min())}
     batch = {"b": context.batch_size} if isinstance(context.batch_size, int) else {}
@@ -205,6 +215,7 @@ def cobo_subject(context: Context, method: CoBo, rounds: int) -> Subject:
 
 
 def mfa_subject(context: Context, method: FedAvg, rounds: int, models: int, frames: bool) -> Subject:
+    """The subject of MFA-RR and MFA-Rand."""
     letters: dict[str, Any] = {
         "E": method.device_steps,
         "M": models,
@@ -214,7 +225,7 @@ def mfa_subject(context: Context, method: FedAvg, rounds: int, models: int, fram
     told = f"MFA-{'RR' if frames else 'Rand'}'s Theorem {2 if frames else 1}, of each model that FedAvg trains"
     step = SCHEDULE.fullmatch(method.device_lr) if isinstance(method.device_lr, str) else None
     if step is None:
-        told += "; it needs a step A/(B+t), where beta = A and gamma = B - 1, and here it is constant"
+        told += "; it needs a step A/(B+t), where beta = A and gamma = B - 1, but it is constant in this run"
     else:
         letters |= {"beta": float(step[1]), "gamma": float(step[2]) - 1, "every": int(step[3] or 1)}
         lr = schedule(str(method.device_lr))
@@ -236,14 +247,14 @@ def left_out(context: Context, round_: int) -> float:
     return max(0.0, 1 - rule / int(context.batches.federation.samples.max()))
 
 
-# -- will it diverge? ---------------------------------------------------------------------------------
+# -- divergence ---------------------------------------------------------------------------------------
 
 
 def judge(context: Context, mu: float, smoothness: float, exact: bool) -> tuple[str, str]:
-    """A verdict and why, of PerMFL and pFedMT. No smoothness (0): from what needs none."""
+    """A verdict and its reason, for PerMFL and pFedMT. A smoothness of 0 means that it is not known."""
     method = context.algorithm
     if not isinstance(method, PerMFL):
-        return UNKNOWN, "whether a run diverges is told of PerMFL and pFedMT alone"
+        return UNKNOWN, "divergence is predicted only for PerMFL and pFedMT"
     tree = settings(context, method)
     if is_quadratic(context) and context.batches.federation.x.numel() <= LARGE:
         radius = spectral_radius(context, method)
@@ -267,7 +278,7 @@ def judge(context: Context, mu: float, smoothness: float, exact: bool) -> tuple[
 
 
 def overshoots(tree: tuple, smoothness: float) -> str:
-    """Which of the sufficient bounds are broken."""
+    """The sufficient bounds that do not hold."""
     alpha, lam, _, levels, beta = tree
     pulls = [lam, *(level.pull for level in levels)]
     name = "server_lr * team_pull" if levels else "server_lr * device_pull"
@@ -284,7 +295,7 @@ def largest_step(level: Level) -> Level:
 
 
 def settings(context: Context, method: PerMFL) -> tuple[Any, float, int, list[Level], float]:
-    """What `round_map` takes: the steps, pulls and rounds of this tree, in its first round."""
+    """The arguments of `round_map`: the steps, pulls and rounds of this tree in its first round."""
     leaf = context.topology.leaf
     levels = [
         Level(
@@ -304,7 +315,7 @@ def spectral_radius(context: Context, method: PerMFL) -> float:
 
 
 def round_matrix(context: Context, method: PerMFL) -> np.ndarray:
-    """[d, d] what a round on quadratics, all taking part, multiplies an error of x by."""
+    """[d, d] the matrix that multiplies an error of x in a round on quadratics with all devices taking part."""
     topology = context.topology
 
     def mean(tier: int) -> Callable[[np.ndarray], np.ndarray]:
@@ -320,7 +331,7 @@ def round_matrix(context: Context, method: PerMFL) -> np.ndarray:
 
 
 def quadratic_problem(context: Context) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A [n, d, d], b [n, d] and team [n] of a federation of quadratics, as the tree has them."""
+    """A [n, d, d], b [n, d] and team [n] of a federation of quadratics, in the order of the tree."""
     federation, topology = context.batches.federation, context.topology
     b = torch.stack([federation.device(k)[1].double().mean(0) for k in range(len(federation))])
     A = quadratic_matrices(context)
@@ -328,7 +339,7 @@ def quadratic_problem(context: Context) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def numbers(context: Context, tier: int, value: Step) -> Any:
-    """A field at a tier in the first round: one number, or one a node [n]."""
+    """The values of a field at a tier in the first round: one number, or one per node [n]."""
     kind = LocalProblem if tier == context.topology.leaf else Children
     found = kind(context, tier, torch.arange(context.topology.size(tier)), Clock(0)).value(value)
     return found.squeeze(1).double().cpu().numpy() if isinstance(found, torch.Tensor) else found

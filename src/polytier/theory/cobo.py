@@ -1,7 +1,7 @@
 """CoBo's Theorem I (Hashemi, He, Jaggi 2024), for the clients of one true cluster of size c.
 
 eta: device_lr; rho: device_pull; b: batch size; n: clients; T: rounds; gap: the mean over pairs of the cluster of
-f_ij(z_ij^0) - f_ij*. The theorem asks nothing of gamma, the step of the weights: its proof takes them as settled.
+f_ij(z_ij^0) - f_ij*. The theorem has no condition on gamma, the step of the weights: its proof assumes fixed weights.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ GIVEN = {
 
 
 def conditions(known: Known) -> list[Condition]:
+    """The conditions of Theorem I."""
     return [
         condition("stability", "eta * rho * n < 2", known, "box, first weights; no condition of the paper"),
         condition("Theorem I", "M_ij ** 2 < 1 / 5", known, "as printed"),
@@ -33,6 +34,7 @@ def conditions(known: Known) -> list[Condition]:
 
 
 def predictions(known: Known) -> list[Prediction]:
+    """The predictions of Theorem I."""
     consensus = "6 * M_ij ** 2 / (rho ** 2 * c ** 2) * sqrt(L * sigma ** 2 * gap / T)"
     gradient = "3 * sqrt(L * sigma ** 2 * gap / T)"
     return [

@@ -1,9 +1,9 @@
 """Least and largest curvature of the devices' objectives on their training data: mu and L of the theorems.
 
-kind     | which objectives          | what is told
+kind     | objectives                | values
 exact    | quadratics                | the extreme eigenvalues of every A
 exact    | softmax of a linear layer | the smallest numbers that hold for all models: see `softmax_smoothness`
-estimate | all others                | of the Hessian at the first model, by power iteration; elsewhere it may differ
+estimate | all others                | of the Hessian at the initial model, by power iteration; may differ for others
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from polytier.models.losses import cross_entropy
 from polytier.models.zoo import Quadratic
 from polytier.tree import random
 
-MOST_DEVICES, MOST_SAMPLES = 16, 1024  # of which a Hessian is looked at
-CHEAP_DEVICES, CHEAP_NUMBERS = 4, 1 << 26  # before a run: devices that are looked at, and inputs that are read at all
+MOST_DEVICES, MOST_SAMPLES = 16, 1024  # at most so many are used for a Hessian
+CHEAP_DEVICES, CHEAP_NUMBERS = 4, 1 << 26  # limits for the quick estimate before a run: devices used, and inputs read
 
 
 @dataclass(frozen=True)
 class Curvature:
-    """mu and smoothness over all devices; `range`: the least and the largest of the devices' own smoothness."""
+    """mu and smoothness over all devices; `range`: the smallest and largest smoothness of single devices."""
 
     mu: float
     smoothness: float
@@ -35,7 +35,11 @@ class Curvature:
 
 
 def curvature(context: Context) -> Curvature:
-    """Of a context's objective; a ValueError if its second derivatives cannot be had."""
+    """The curvature of the objective of a context.
+
+    Raises:
+        ValueError: The second derivatives are not available.
+    """
     l2, devices = context.objective.l2, range(len(context.batches.federation))
     if is_quadratic(context):
         values = torch.linalg.eigvalsh(quadratic_matrices(context))  # [n, d]
@@ -49,7 +53,7 @@ def curvature(context: Context) -> Curvature:
         ends = [extremes(hessian_product(context, k), start.to(context.objective.device), 1e-3) for k in some]
     except (RuntimeError, NotImplementedError) as error:
         raise ValueError(
-            f"the model has no second derivatives here ({error}); give least and largest curvature with --given"
+            f"the model has no second derivatives here ({error}); give the least and largest curvature with --given"
         ) from None
     samples = f"at most {MOST_SAMPLES} samples each"
     how = f"Hessian at the first model, power iteration, {len(some)} of {len(devices)} devices, {samples}"
@@ -57,7 +61,7 @@ def curvature(context: Context) -> Curvature:
 
 
 def quick_curvature(context: Context) -> Curvature | None:
-    """The same in a moment, for the line before a run; None where that cannot be had."""
+    """A quick estimate for the line before a run; None if there is none."""
     federation = context.batches.federation
     if hasattr(federation.x, "file") or federation.x.numel() > CHEAP_NUMBERS:
         return None
@@ -77,12 +81,12 @@ def make(mu: list[float], smoothness: list[float], kind: str, how: str) -> Curva
 
 
 def spread(n: int, most: int) -> list[int]:
-    """At most so many of n, evenly."""
+    """At most so many of n indices, evenly spaced."""
     return torch.linspace(0, n - 1, min(n, most)).round().long().tolist()
 
 
 def inputs(context: Context, device: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """[n, F] training inputs of a device, flat."""
+    """[n, F] the training inputs of a device, flattened."""
     federation = context.batches.federation
     return federation.inputs(federation.device(device)[0], dtype).flatten(1)
 
@@ -91,11 +95,12 @@ def inputs(context: Context, device: int, dtype: torch.dtype = torch.float64) ->
 
 
 def is_quadratic(context: Context) -> bool:
+    """Whether the objective is a quadratic."""
     return isinstance(context.objective.module, Quadratic)
 
 
 def quadratic_matrices(context: Context) -> Tensor:
-    """[n, d, d] each device's A, the mean of its samples', with the l2 term; in the order of the federation."""
+    """[n, d, d] each device's A with the l2 term, the mean over its samples, in the order of the federation."""
     federation = context.batches.federation
     A = torch.stack([federation.device(k)[0].double().mean(0) for k in range(len(federation))])
     return A + context.objective.l2 * torch.eye(A.shape[-1], dtype=A.dtype)
@@ -105,7 +110,7 @@ def quadratic_matrices(context: Context) -> Tensor:
 
 
 def is_softmax_regression(context: Context) -> bool:
-    """Whether the model is one linear layer below the cross-entropy of classes, and all of it trains."""
+    """Whether the model is one linear layer with cross-entropy, with all of its parameters trained."""
     if context.objective.frozen:
         return False
     layers = [m for m in context.objective.module.modules() if not isinstance(m, nn.Sequential | nn.Flatten)]
@@ -118,9 +123,9 @@ def softmax_smoothness(x: Tensor, seed: int, tolerance: float = 1e-9) -> float:
     """The smallest L for which cross-entropy over inputs x [n, F] is L-smooth at all weights and biases.
 
     With X = [x, 1] the Hessian is the mean over samples of (diag(p) - pp') (x) XX', and diag(p) - pp' <= 1/2 for any
-    probabilities p: nothing exceeds half the largest eigenvalue of X'X/n. Weights of zero with two equal biases far
-    above the others bring every p as near to (1/2, 1/2, 0, ..) as one likes, so nothing less will do. Where p goes
-    to (1, 0, ..) the Hessian vanishes: without an l2 term mu is 0.
+    probabilities p, so half the largest eigenvalue of X'X/n is an upper bound. It is the smallest one: with weights of
+    zero and two equal biases far above the others, every p is arbitrarily close to (1/2, 1/2, 0, ..). If p tends to
+    (1, 0, ..), the Hessian tends to 0, so mu is 0 without an l2 term.
     """
 
     def product(v: Tensor) -> Tensor:
@@ -134,7 +139,7 @@ def softmax_smoothness(x: Tensor, seed: int, tolerance: float = 1e-9) -> float:
 
 
 def hessian_product(context: Context, device: int) -> Callable[[Tensor], Tensor]:
-    """v -> H v of a device's objective at the first model, on its first samples, without dropout."""
+    """The map v -> H v of a device's objective at the initial model, on its first samples, without dropout."""
     objective, federation = context.objective, context.batches.federation
     batch = context.batches.whole(torch.tensor([device]), chunk=min(MOST_SAMPLES, int(federation.samples[device])))
     group = batch.groups[0]
@@ -149,8 +154,8 @@ def hessian_product(context: Context, device: int) -> Callable[[Tensor], Tensor]
 
 
 def extremes(product: Callable[[Tensor], Tensor], start: Tensor, tolerance: float) -> tuple[float, float]:
-    """The least and the largest eigenvalue of a symmetric v -> H v."""
-    far = largest(product, start, tolerance)  # of the largest magnitude
+    """The smallest and the largest eigenvalue of a symmetric map v -> H v."""
+    far = largest(product, start, tolerance)  # the eigenvalue of largest magnitude
     other = far + largest(lambda v: product(v) - far * v, start, tolerance)
     return min(far, other), max(far, other)
 
@@ -161,7 +166,7 @@ def first_vector(size: int, seed: int, like: Tensor) -> Tensor:
 
 
 def largest(product: Callable[[Tensor], Tensor], v: Tensor, tolerance: float, most: int = 5000) -> float:
-    """The eigenvalue of largest magnitude of a symmetric v -> H v, when it changes by less than `tolerance` of it."""
+    """The eigenvalue of largest magnitude of a symmetric v -> H v, up to a relative change of `tolerance`."""
     value = 0.0
     for k in range(most):
         v = v / v.norm()

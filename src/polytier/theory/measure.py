@@ -1,4 +1,4 @@
-"""A run beside what theory says of it: `polytier check --measure`."""
+"""Compares a run with the predictions of theory: `polytier check --measure`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polytier.theory.permfl import rate, stationary_point
 
 
 class Trail(Callback):
-    """The global models x^0, x^1, ... of every model that is trained."""
+    """Records the global models x^0, x^1, ... of every model of the run."""
 
     def __init__(self) -> None:
         self.x: dict[str, list[np.ndarray]] = {}
@@ -36,7 +36,7 @@ class Trail(Callback):
 
 
 def measure(loop: Loop, rounds: int, reports: list[Report]) -> None:
-    """Run, and write into each report what came of it."""
+    """Run the method and write the measured values into each report."""
     trail, stopped = Trail(), None
     try:
         loop.run(rounds, [trail])
@@ -49,7 +49,7 @@ def measure(loop: Loop, rounds: int, reports: list[Report]) -> None:
 
 
 def rates(context: Context, report: Report, x: np.ndarray) -> dict[str, Any]:
-    """Of the distance to the optimum of (2) where that is known, else of the steps of the global model."""
+    """Rates of the distance to the optimum of (2) if it is known, otherwise of the steps of the global model."""
     optimum = optimum_of(context)
     with np.errstate(all="ignore"):
         if optimum is None:
@@ -86,17 +86,17 @@ def optimum_of(context: Context) -> np.ndarray | None:
         return stationary_point(*quadratic_problem(context), method.device_pull, settings(context, method)[3][0].pull)[
             0
         ]
-    except ValueError:  # a pull of 0, or no single minimiser
+    except ValueError:  # a pull of 0, or no unique minimiser
         return None
 
 
 def mean_factor(values: np.ndarray) -> float | None:
-    """The geometric mean of what a round multiplies a number by."""
+    """The geometric mean of the factors from one value to the next."""
     return float((values[-1] / values[0]) ** (1 / (len(values) - 1))) if values[0] > 0 else None
 
 
 def losses(loop: Loop, name: str) -> dict[str, list[float]]:
-    """By kind of model: training loss at the first and the last of several evaluations."""
+    """By kind of model: the training loss in the first and in the last evaluation."""
     seen: dict[str, list[float]] = {}
     for record in loop.history:
         figures = record["models"][name] if name and "models" in record else record

@@ -32,7 +32,7 @@ def derived(known: Known) -> dict[str, float]:
 
 
 def conditions(known: Known, frames: bool) -> list[Condition]:
-    """frames: MFA-RR."""
+    """The conditions of Theorem 2 (MFA-RR) if `frames`, otherwise of Theorem 1 (MFA-Rand)."""
     where = "Theorem 2" if frames else "Theorem 1"
     note = "the step is A/(B+t//every)"
     found = [condition(where, "beta > 1 / mu", known)]

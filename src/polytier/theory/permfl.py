@@ -1,4 +1,4 @@
-"""What PerMFL's Theorems 1 and 2 ask and promise, in numbers, and where a run on quadratics must end.
+"""The conditions and predictions of PerMFL's Theorems 1 and 2, and the limit of a run on quadratics.
 
 Banerjee, Dadras, Yurtsever, Bhuyan: "Personalized Multi-Tier Federated Learning". Numbers in brackets are
 its equations. Quadratics are f_ij(t) = 1/2 t'A_ij t - b_ij't, with uniform means in a team, then over teams.
@@ -17,7 +17,7 @@ from numpy.linalg import eigvalsh, inv, norm
 from polytier.theory.rules import Condition, Known, Prediction, compute, condition, prediction, with_derived
 
 GIVEN = {
-    "Gamma1": "of (55), one a team or the worst: 2 |x^t - prox(x^t)|^2",
+    "Gamma1": "of (55), one per team or the worst: 2 |x^t - prox(x^t)|^2",
     "Gamma3": "of (58): mean of |grad f~_ij(w)|^2 / lambda^2 in a team",
     "Gamma4": "mean of Gamma1 over teams, (61)",
     "Gamma5": "mu_F~^2 |x^0 - x*|^2 / (6 gamma^2), (61)",
@@ -65,12 +65,13 @@ def envelope_constants(mu: float, smoothness: float, device_pull: float, team_pu
 
 
 def check_pulls(device_pull: float, team_pull: float) -> None:
+    """Raise an error unless both pulls are above 0."""
     if not (device_pull > 0 and team_pull > 0):
         raise ValueError(f"device_pull {device_pull} and team_pull {team_pull} must be above 0; try 0.5, 1.5")
 
 
 def admissible_steps(mu: float, smoothness: float, device_pull: float, team_pull: float) -> Steps:
-    """The step sizes of Theorem 1. The paper's own experiments exceed them: warn, do not refuse."""
+    """The largest step sizes of Theorem 1. The paper's own experiments exceed them, so callers only warn."""
     constants = envelope_constants(mu, smoothness, device_pull, team_pull)
     # differs from the paper: mu_F~ / (4 gamma) bounds the beta that (36) renames, and lets a run with a large
     # mu_F~ diverge; the proof needs 1 - 2 beta gamma >= 0, so the smaller of both.
@@ -81,7 +82,7 @@ def admissible_steps(mu: float, smoothness: float, device_pull: float, team_pull
 
 
 def rate(beta: float, mu_F_tilde: float, T: int) -> float:
-    """The factor in |x^T - x*|^2 <= factor |x^0 - x*|^2, (62); needs the K and L of `loops`."""
+    """The factor in |x^T - x*|^2 <= factor |x^0 - x*|^2, (62); valid with the K and L of `loops`."""
     return 2 * (1 - beta * mu_F_tilde / 2) ** T
 
 
@@ -99,7 +100,7 @@ def stationary_point(A, b, team, device_pull: float, team_pull: float) -> tuple[
     F = lam * team_means(A @ inner, index)  # F_i of (5) has the gradient F w - f, [M, d, d]
     f = lam * team_means(times(inner, b), index)
     if not np.allclose(A, A.swapaxes(1, 2)) or eigvalsh(A).min() < -1e-9 or eigvalsh(F.mean(0)).min() < 1e-12:
-        raise ValueError("these A leave (2) without a single minimiser; try symmetric positive definite ones")
+        raise ValueError("with these A, (2) has no unique minimiser; try symmetric positive definite ones")
     outer = inv(F + gamma * eye)  # w = outer (f + gamma x): the minimiser of (6)
     # x = mean w, the zero of the gradient of (10); outer F is 1 - gamma outer without the cancellation
     x = np.linalg.solve((outer @ F).mean(0), times(outer, f).mean(0))
@@ -116,9 +117,9 @@ def times(matrices: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def gammas(A, b, team, x0, device_pull: float, team_pull: float) -> dict[str, Any]:
-    """Gamma^(1) to Gamma^(5) of (55)-(61) for quadratics, Gamma1 and Gamma3 one a team.
+    """Gamma^(1) to Gamma^(5) of (55)-(61) for quadratics; Gamma1 and Gamma3 have one value per team.
 
-    The paper's belong to one round and team round; these are bounds for all of them: (62) keeps x^t within
+    The paper's values are for one round and team round; these are bounds for all of them: (62) keeps x^t within
     sqrt(2) |x^0 - x*| of x*, by induction over t, (50) keeps w^{t,k} near prox(x^t), and a proximal map shrinks
     distances.
     """
@@ -144,13 +145,13 @@ def loops(
 ) -> tuple[int, int]:
     """K (team_rounds) and L (device_steps) with which (62) holds after every round up to T.
 
-    `steps`: the largest admissible ones if left out.
+    `steps`: by default the largest admissible ones.
     """
     mu, smoothness = float(eigvalsh(A).min()), float(eigvalsh(A).max())
     largest = admissible_steps(mu, smoothness, device_pull, team_pull)
     alpha, eta, beta, _ = steps = steps or largest
     if not all(0 < step <= bound * (1 + 1e-9) for step, bound in zip(steps[:3], largest[:3], strict=True)):
-        raise ValueError(f"{steps} are outside Theorem 1; try steps above 0 and at most {largest}")
+        raise ValueError(f"{steps} are not allowed by Theorem 1; try steps above 0 and at most {largest}")
     c = derived(
         {
             "alpha": alpha,
@@ -167,7 +168,7 @@ def loops(
     return K, max(1, ceil(np.max(compute(DEVICE_STEPS, {**c, "K": K}))))
 
 
-# -- what the theorems ask and promise ----------------------------------------------------------------
+# -- conditions and predictions ------------------------------------------------------------------------
 
 
 def derived(known: Known) -> dict[str, Any]:
@@ -183,7 +184,7 @@ def derived(known: Known) -> dict[str, Any]:
 
 
 def conditions(known: Known) -> list[Condition]:
-    """Theorem 1 where the objective is strongly convex, else Theorem 2; then what keeps a run from diverging."""
+    """Theorem 1 if the objective is strongly convex, otherwise Theorem 2; then conditions against divergence."""
     c = derived(known)
     if known["mu_f"] > 0:
         where = "Theorem 1"
@@ -207,16 +208,17 @@ def conditions(known: Known) -> list[Condition]:
 
 
 def stability(known: Known) -> list[Condition]:
-    """Sufficient to keep each single step from overshooting."""
+    """Sufficient conditions for each single step not to overshoot."""
     texts = ("beta * gamma < 2", "eta * (lam + gamma) < 2", "alpha * (L_f + lam) < 2")
     return [condition("stability", text, known, "sufficient; no condition of the paper") for text in texts]
 
 
 def predictions(known: Known) -> list[Prediction]:
+    """The predictions of Theorem 1 or 2."""
     c = derived(known)
     if known["mu_f"] > 0:
         rates = [
-            prediction("(62)", "factor of |x^t - x*|^2 a round", "1 - beta * mu_Ft / 2", c),
+            prediction("(62)", "factor of |x^t - x*|^2 per round", "1 - beta * mu_Ft / 2", c),
             prediction("(62)", "|x^T - x*|^2 / |x^0 - x*|^2, at most", "2 * (1 - beta * mu_Ft / 2) ** T", c),
         ]
         note = "as printed; false: the proof renames beta on the way"

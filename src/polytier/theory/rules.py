@@ -1,7 +1,8 @@
 """Conditions and rates as texts in a paper's letters.
 
-A text is what people read and what is computed, so the two cannot differ: "beta <= 1 / (4 * gamma)". Letters that
-nobody knows leave it unchecked, and are named. `lam` stands for lambda, which Python keeps for itself.
+The text that is shown is also the one that is computed, so the two cannot differ: "beta <= 1 / (4 * gamma)". If the
+value of a letter is unknown, the condition is not checked and the letter is listed. `lam` stands for lambda, which is
+a keyword in Python.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ import numpy as np
 
 RELATIONS = {"<=": operator.le, ">=": operator.ge, "==": operator.eq, "<": operator.lt, ">": operator.gt}
 FUNCTIONS = {"sqrt": np.sqrt, "log": np.log, "min": min, "max": max}
-Known = Mapping[str, Any]  # numbers by letter; an array: one a team, and the worst of them counts
+Known = Mapping[str, Any]  # numbers by letter; an array has one per team, and the worst one is used
 
 
 class Unknown(tuple):
-    """Stands for a letter that follows from others: those of them that nobody knows."""
+    """The value of a letter that depends on unknown letters: their names."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """Something that a theorem asks for. holds None: not checked, because of the letters `missing`."""
+    """A condition of a theorem. `holds` is None if it was not checked because of the letters `missing`."""
 
     where: str
     formula: str
@@ -38,7 +39,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Something that a theorem promises."""
+    """A prediction of a theorem."""
 
     where: str
     what: str
@@ -58,7 +59,7 @@ def condition(where: str, text: str, known: Known, note: str = "") -> Condition:
     missing = tuple(dict.fromkeys([*unknown_letters(left, known), *unknown_letters(right, known)]))
     holds = None
     if value is not None and bound is not None and not np.isnan(value - bound):
-        met = "=" in relation and np.isclose(value, bound, rtol=1e-9, atol=0)  # but for rounding
+        met = "=" in relation and np.isclose(value, bound, rtol=1e-9, atol=0)  # tolerance for rounding
         holds = bool(met or RELATIONS[relation](value, bound))
     return Condition(
         where, shown(text), value, "" if bound is None else f"{relation} {bound:.4g}", holds, missing, note
@@ -66,13 +67,14 @@ def condition(where: str, text: str, known: Known, note: str = "") -> Condition:
 
 
 def prediction(where: str, what: str, text: str, known: Known, note: str = "") -> Prediction:
+    """Compute a prediction."""
     missing = tuple(unknown_letters(text, known))
     value = None if missing else float(np.max(compute(text, known)))
     return Prediction(where, what, shown(text), value, missing, note)
 
 
 def with_derived(known: Known, **texts: str) -> dict[str, Any]:
-    """The letters and those that follow from them, in this order."""
+    """The letters and, in this order, those derived from them."""
     found = dict(known)
     for letter, text in texts.items():
         if letter not in found:
@@ -81,20 +83,21 @@ def with_derived(known: Known, **texts: str) -> dict[str, Any]:
 
 
 def unknown_letters(text: str, known: Known) -> list[str]:
+    """The letters of a text whose values are unknown."""
     names = [name for name in re.findall(r"[A-Za-z_]\w*", text) if name not in FUNCTIONS]
     missing = (known.get(name, (shown(name),)) for name in names)
     return list(dict.fromkeys(letter for each in missing if isinstance(each, tuple) for letter in each))
 
 
 def compute(text: str, known: Known) -> Any:
-    """Of the house's own texts alone; a division by zero is infinite."""
+    """The value of a text. Only for texts of this package, because it uses eval; x / 0 is infinite."""
     names = {name: np.float64(value) if isinstance(value, int | float) else value for name, value in known.items()}
     with np.errstate(all="ignore"):
         return eval(text, {"__builtins__": {}, **FUNCTIONS}, names)
 
 
 def worst(values: Any, relation: str, left: bool) -> float:
-    """Of several numbers the one with which a relation is hardest to keep."""
+    """The number for which a relation is hardest to satisfy."""
     return float(np.max(values) if (relation in (">=", ">")) != left else np.min(values))
 
 

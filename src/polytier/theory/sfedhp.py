@@ -35,7 +35,7 @@ def derived(known: Known) -> dict[str, float]:
 
 
 def conditions(known: Known) -> list[Condition]:
-    """Theorem 2 where the objective is strongly convex, else Theorems 1 and 3."""
+    """Theorem 2 if the objective is strongly convex, otherwise Theorems 1 and 3."""
     c = derived(known)
     step = condition("a device's descent", "eta2 <= 1 / (L + gamma1 / rho + lam1)", c, "no condition of the paper")
     if known["mu"] > 0:
