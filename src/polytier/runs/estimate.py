@@ -44,7 +44,7 @@ def memory_of(training: Training, context: Context) -> dict[str, int]:
     workers: int = engine.workers  # type: ignore[attr-defined]
     return {
         "data": federation.x.nbytes + federation.y.nbytes,
-        "models": width * context.objective.dimension * nodes,
+        "models": width * (context.objective.dimension * nodes + context.objective.frozen_size),
         "tiles": width * (6 * context.objective.dimension + 3 * batch) * tile * workers,
     }
 
