@@ -45,7 +45,7 @@ def memory_of(loop: Loop, context: Context) -> dict[str, int]:
     batch = min(sample, int(federation.samples.max())) * federation.x[0].numel()
     return {
         "data": federation.x.nbytes + federation.y.nbytes,
-        "models": width * context.objective.dimension * nodes,
+        "models": width * (context.objective.dimension * nodes + context.objective.frozen_size),
         "tiles": width * (6 * context.objective.dimension + 3 * batch) * tile * engine.workers,
     }
 
