@@ -201,15 +201,15 @@ def test_predict_refuses_what_it_cannot_do(finished, tmp_path):
     (tmp_path / "there.npz").write_text("mine")
     to = ("--out", "y.npz")
     for args, text in {
-        ("--data", "x.npz", *to): "whose model",
-        ("--device", 1, "--global", "--data", "x.npz", *to): "whose model",
+        ("--data", "x.npz", *to): "select a model with one of",
+        ("--device", 1, "--global", "--data", "x.npz", *to): "select a model with one of",
         ("--device", 99, "--data", "x.npz", *to): "available: 0, 1",
         ("--global", "--data", "bytes.npz", *to): "trained on float32",
         ("--global", "--data", "wide.npz", *to): "(1, 8, 8)",
         ("--global", "--data", "hole.npz", *to): "row 0",
         ("--global", "--data", "none.npz", *to): "none.npz",
         ("--global", "--data", "x.npz", "--out", "there.npz"): "exists",
-        ("--global", "--data", "x.npz", "--out", "no/y.npz"): "no folder",
+        ("--global", "--data", "x.npz", "--out", "no/y.npz"): "does not exist",
     }.items():
         assert text in call("predict", finished, *args, code=2).stderr
     assert not (tmp_path / "y.npz").exists()

@@ -50,8 +50,8 @@ def test_extensions_of_the_docs_run(tmp_path, monkeypatch, capsys):
         assert language == "python"
         exec(text, names)
         runs.append(names["run"])
-    engine, transform, codec, metric, loss, chart = runs
-    assert all(run.history[-1]["round"] == 2 for run in (engine, transform, codec, loss))
+    engine, transform, codec, rule, metric, loss, chart = runs
+    assert all(run.history[-1]["round"] == 2 for run in (engine, transform, codec, rule, loss))
     assert "recall_of_zero" in metric.history[-1]["global"]["test"]
     assert chart is loss  # the chart reads a run folder
     assert "Spread of accuracy" in (tmp_path / "spread.html").read_text()

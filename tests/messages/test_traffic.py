@@ -411,9 +411,9 @@ def test_bytes_until_an_accuracy():
     assert bytes_until(HISTORY, 0.5, model="global", link="team-device") == (5, 5500)
     assert bytes_until(HISTORY, 0.95) is None
     assert bytes_until(HISTORY[:1], 0) is bytes_until([], 0.5) is None
-    with pytest.raises(ValueError, match="no model 'team'; there are global, personal"):
+    with pytest.raises(ValueError, match="no model 'team'; available: global, personal"):
         bytes_until(HISTORY, 0.5, model="team")
-    with pytest.raises(ValueError, match="no link 'team-server'; there are server-team, team-device"):
+    with pytest.raises(ValueError, match="no link 'team-server'; available: server-team, team-device"):
         bytes_until(HISTORY, 0.5, link="team-server")
     with pytest.raises(ValueError, match="a fraction such as 0.9; got 90"):
         bytes_until(HISTORY, 90)

@@ -326,7 +326,7 @@ class CallsTeams(HierFedAvg):
         ({"upload": "clip"}, "clip needs a number"),
         ({"engine": "stack"}, "no engine 'stack'; did you mean 'stacked'"),
         ({"engine": 3}, "engine is a name or a class"),
-        ({"on": "abacus"}, "no 'abacus' here"),
+        ({"on": "abacus"}, "'abacus' is not available"),
         ({"device_participation": 0}, r"fraction in \(0, 1\]"),
         ({"device_participation": "count:0"}, "at least 1"),
         ({"device_participation": "most"}, "not understood; give a fraction"),

@@ -317,7 +317,7 @@ def test_advice(tmp_path):
     assert "there is no run folder in" in call("report", tmp_path / "empty", "-o", page, code=2).stderr
     assert "there is no folder" in call("report", tmp_path / "none", "-o", page, code=2).stderr
     run = make_run(tmp_path / "runs" / "a", "permfl")
-    assert "make it first" in call("report", run, "-o", tmp_path / "no" / "a.html", code=2).stderr
+    assert "create it first" in call("report", run, "-o", tmp_path / "no" / "a.html", code=2).stderr
     assert "give a file" in call("report", run, "-o", tmp_path, code=2).stderr
     wrong = call("report", run, "-o", page, "--figures", tmp_path / "figures", "--format", "gif", code=2)
     assert "allowed: png, svg, pdf" in wrong.stderr

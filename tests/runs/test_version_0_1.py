@@ -35,7 +35,7 @@ def test_a_finished_folder_is_shown_and_reported(name):
 
 
 def test_a_model_of_it_predicts(tmp_path):
-    shape = Run.load(FIXTURES / "run-0.1.0-permfl").context.batches.federation.x.shape[1:]
+    shape = Run.load(FIXTURES / "run-0.1.0-permfl").context.population.shape
     np.savez("new.npz", x=np.zeros((3, *shape), dtype=np.float32))
     call("predict", FIXTURES / "run-0.1.0-permfl", "--device", "0", "--data", "new.npz", "--out", "found.npz")
     assert np.load("found.npz")["scores"].shape == (3, 10)

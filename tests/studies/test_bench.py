@@ -149,7 +149,7 @@ def test_bad_input_comes_before_the_measuring(monkeypatch, tmp_path):
     assert (
         "no work 'comon'; did you mean 'common'? there are common, synthetic" in call("bench", "comon", code=2).stderr
     )
-    assert "no folder" in call("bench", "--json", tmp_path / "none" / "bench.json", code=2).stderr
+    assert "does not exist" in call("bench", "--json", tmp_path / "none" / "bench.json", code=2).stderr
     assert "is a folder" in call("bench", "--json", tmp_path, code=2).stderr
     file = tmp_path / "bench.json"
     file.touch()

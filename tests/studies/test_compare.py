@@ -234,7 +234,7 @@ def test_an_interrupted_run_is_resumed_and_one_without_a_checkpoint_repeated(tmp
         (("permfl,fedavgg",), "did you mean 'fedavg'"),
         (("permfl,permfl",), "different methods"),
         (("permfl,",), "different methods"),
-        (("permfl", "fedavg"), "with commas"),
+        (("permfl", "fedavg"), "separated by commas"),
         (("permfl", "none.toml"), "none.toml"),
         (("permfl", "--device", 6), "--devices"),
         (("permfl", "--rounds", "ten"), "--rounds"),
@@ -245,7 +245,7 @@ def test_an_interrupted_run_is_resumed_and_one_without_a_checkpoint_repeated(tmp
         (("permfl,local", "--data", "digit"), "did you mean 'digits'"),
         (("permfl,local", "--data", "digit", "--steps", 3), "did you mean 'digits'"),
         (("permfl,local", "--model", "mcrl"), "did you mean 'mclr'"),
-        (("permfl,local", "--models", 2), "mfa-rr and mfa-rand"),
+        (("permfl,local", "--models", 2), "mfa-rr or mfa-rand"),
         (("permfl", "--until", 90), "--until"),
         (("permfl", "--seeds", 0), "--seeds"),
     ],
@@ -260,7 +260,7 @@ def test_bad_input_gets_advice_and_writes_nothing(args, advice, tmp_path):
 def test_other_folders_are_left_alone(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter").touch()
-    assert "no comparison" in call("compare", "local", "--out", "mine", code=2).stderr
+    assert "not a comparison" in call("compare", "local", "--out", "mine", code=2).stderr
     (tmp_path / "mine" / "compare.json").touch()
     (tmp_path / "mine" / "local-0").mkdir()
     assert "not made by this command" in call("compare", "local", "--out", "mine", code=2).stderr

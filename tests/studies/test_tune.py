@@ -84,7 +84,9 @@ def test_after_a_break_it_goes_on_as_if_there_had_been_none(tmp_path, monkeypatc
     monkeypatch.setattr(tune, "attempt", attempt_and_press)
     for done in (2, 4):
         result = call("tune", *args, "--out", "broken", code=130)
-        assert f"interrupted after {done} of 12 trials; continue with the same command and --out broken" in result.stderr
+        assert (
+            f"interrupted after {done} of 12 trials; continue with the same command and --out broken" in result.stderr
+        )
         assert len(trials_of("broken")) == done
     path = tmp_path / "broken/trials.jsonl"
     path.write_text(path.read_text()[:-20])  # in the middle of the last line
@@ -260,6 +262,6 @@ def test_without_optuna_there_is_advice(tmp_path, monkeypatch):
 def test_other_folders_are_left_alone(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter").touch()
-    assert "no search" in call("tune", "local", *SMALL, "--out", "mine", code=2).stderr
-    assert "no search" in call("tune", "local", *SMALL, "--out", "mine/letter", code=2).stderr
+    assert "not a search" in call("tune", "local", *SMALL, "--out", "mine", code=2).stderr
+    assert "not a search" in call("tune", "local", *SMALL, "--out", "mine/letter", code=2).stderr
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["letter"]

@@ -116,7 +116,8 @@ def spec_of_python(
     ready: dict[str, Any] = {name: given[name] for name in READY_MADE if name in given}
     values: dict[str, Any] = {"data": PYTHON, "workers": 1}
     values |= {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items() if k not in READY_MADE}
-    objects = {name: values[name] for name in OBJECTS if not isinstance(values.get(name), float | int | str | None)}
+    plain = {name: float | int | str | None if name in RULES else str | None for name in OBJECTS}
+    objects = {name: values[name] for name, kind in plain.items() if not isinstance(values.get(name), kind)}
     values |= dict.fromkeys(objects, PYTHON)
     values |= {name: float(values[name]) for name in RULES if isinstance(values.get(name), int)}
     models = one_each("model", model, methods)

@@ -115,9 +115,8 @@ class RunRecord:
         """The metrics of the run, the leading one first."""
         if self.summary and self.summary.get("metrics"):
             return tuple(map(describe, self.summary["metrics"]))
-        return tuple(map(describe, self.state.get("metrics", ()))) or (
-            ACCURACY if has_accuracy(self.summary) else leading(self.history),
-        )
+        asked = self.state.get("metrics") or asked_in(self.folder)
+        return tuple(map(describe, asked)) or (ACCURACY if has_accuracy(self.summary) else leading(self.history),)
 
     @property
     def metric(self) -> MetricInfo:
@@ -170,6 +169,12 @@ class RunRecord:
 
 
 # -- metrics ------------------------------------------------------------------------------------------
+
+
+def asked_in(folder: Path) -> list[str]:
+    """The metrics that config.toml names; empty if it names none."""
+    asked = read_config(folder).get("metric", ()) if (folder / "config.toml").is_file() else ()
+    return asked.split(",") if isinstance(asked, str) else list(asked)
 
 
 def leading(history: Sequence[Record]) -> MetricInfo:
