@@ -118,12 +118,36 @@ def shortened(before: Rows, after: Rows, share: float) -> Rows:
 
 @dataclass(frozen=True)
 class MFARand(MultiModel):
+    """Each model is trained by a random group of the devices, drawn anew in every round.
+
+    Args:
+        models: The methods, by name.
+        step: How the server combines the models of a group.
+
+    Examples:
+        >>> import polytier
+        >>> list(polytier.MFARand({"a": polytier.FedAvg(), "b": polytier.PerMFL()}).parts())
+        ['a', 'b']
+    """
+
     def groups(self, devices: Children) -> tuple[Tensor, Tensor]:
         return self.partition(devices, devices.round), devices.shared("match", len(self.models)).argsort()
 
 
 @dataclass(frozen=True)
 class MFARR(MultiModel):
+    """Groups of devices take turns at the models: in a frame of M rounds every device trains every model once.
+
+    Args:
+        models: The methods, by name.
+        step: How the server combines the models of a group.
+
+    Examples:
+        >>> import polytier
+        >>> list(polytier.MFARR({"a": polytier.FedAvg(), "b": polytier.PerMFL()}).parts())
+        ['a', 'b']
+    """
+
     @property
     def frame(self) -> int:
         return len(self.models)

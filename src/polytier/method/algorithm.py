@@ -7,9 +7,10 @@ ten thousand simulated devices and, with n = 1, on one real device.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
@@ -73,6 +74,12 @@ class Algorithm:
     # codecs of changes act on these fields alone. Empty if models or gradients are sent up that have no `reference`;
     # such transforms and codecs are then refused
     model_fields: ClassVar[tuple[str, ...]] = ("", "model")
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        """Document a method by its module and its fields, unless its class has a docstring of its own."""
+        super().__init_subclass__(**given)
+        if cls.__doc__ is None:
+            cls.__doc__ = documentation(cls)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -177,3 +184,28 @@ class Algorithm:
     def predict(self, model: Tensor, local: LocalProblem, inputs: Tensor) -> Tensor:
         """[n, B, ...] the outputs of the models [n, d] on inputs [n, B, ...]."""
         return local.apply(model, inputs)
+
+
+def documentation(kind: type[Algorithm]) -> str:
+    """The docstring of a method: the first line of its module, and what its fields mean.
+
+    Args:
+        kind: The class, before `dataclass` has processed its own fields.
+
+    Returns:
+        Text with a section Args and, for the methods of this package that have defaults for all fields, Examples.
+    """
+    own = {name: value for name, value in vars(kind).items() if isinstance(value, dataclasses.Field)}
+    fields = {**{field.name: field for field in dataclasses.fields(kind)}, **own}
+    title = ((sys.modules[kind.__module__].__doc__ or kind.__name__).strip().splitlines() or [kind.__name__])[0]
+    lines = [title, "", "Args:"]
+    for name, field in fields.items():
+        about = field.metadata
+        letter = f" ({about['letter']})" if about.get("letter") else ""
+        meaning = f"{about['meaning']}{letter}; default {field.default!r}." if about else "The methods, by name."
+        lines.append(f"    {name}: {meaning}")
+    if kind.__module__.startswith("polytier.algorithms") and fields and all(f.metadata for f in fields.values()):
+        name, field = next(iter(fields.items()))
+        call = f"polytier.{kind.__name__}({name}={field.default!r})"
+        lines += ["", "Examples:", "    >>> import polytier", f"    >>> {call}.{name}", f"    {field.default!r}"]
+    return "\n".join(lines)

@@ -183,6 +183,9 @@ class TensorBoard(Callback):
 
     Raises:
         ValueError: The package tensorboard is not installed.
+
+    Examples:
+        >>> callback = TensorBoard("runs/board")  # written when the run starts
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -216,6 +219,9 @@ class MLflow(Callback):
 
     Raises:
         ValueError: The package mlflow is not installed, or MLflow cannot open `uri`.
+
+    Examples:
+        >>> callback = MLflow("http://localhost:5000")  # connects when the run starts
     """
 
     def __init__(self, uri: str | None = None, experiment: str = "polytier") -> None:
