@@ -66,6 +66,12 @@ def test_public_names_exist():
         assert getattr(polytier, name) is not None
 
 
+@pytest.mark.parametrize(("old", "new"), [("Local", "LocalProblem"), ("Training", "make_loop")])
+def test_names_of_version_0_1_work_with_a_warning(old, new):
+    with pytest.warns(DeprecationWarning, match=f"polytier.{old} is now polytier.{new}"):
+        assert getattr(polytier, old) is getattr(polytier, new)
+
+
 # -- the guide ----------------------------------------------------------------------------------------
 
 

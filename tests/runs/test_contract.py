@@ -161,7 +161,7 @@ BAD = [
     (CountsItsCalls(device_steps=1), "changes its own fields"),
     (Undecorated(), "dataclass"),
     (WrongType(device_steps=1), r"answers torch.float32 in a run of torch.float64; use .to"),
-    (WrongShape(device_steps=1, team_rounds=1), r"personal answers \(11, 2\); a model a node is \(11, 9\)"),
+    (WrongShape(device_steps=1, team_rounds=1), r"personal answers \(11, 2\); one model per node is \(11, 9\)"),
     (WritesElsewhere(device_steps=1), "took no part; write with keep"),
     (LosesState(), "return all of it"),
     (WritesWhenAsked(device_steps=1), "publish changes its argument"),

@@ -90,6 +90,15 @@ def make_engine(
     Raises:
         ValueError: If there is no engine of that name, or if `codec` or `upload` needs the changes of models and the
             method has none.
+
+    Examples:
+        >>> import polytier
+        >>> federation = polytier.build_federation("digits", devices=8, teams=2)
+        >>> with polytier.make_loop(polytier.FedAvg(device_steps=1), federation, "mclr") as loop:
+        ...     engine = polytier.make_engine("loopback", loop.context, codec=loop.codec)
+        ...     loop.use(engine)
+        ...     loop.run(1).rounds
+        1
     """
     from polytier.engines.exchange import check_changes
 

@@ -326,7 +326,7 @@ def convergence(quick: bool, name: str, where: Sequence[str]) -> Item:
         charts=charts,
         claims=claims,
         reduced=reduced(quick, f"{LONG} instead of 400", NET),
-        notes=("The runs of Table 1. A round has 20 steps a device in AL2GD and DemLearn, 200 in PerMFL and h-SGD.",),
+        notes=("The runs of Table 1. A round has 20 steps per device in AL2GD and DemLearn, 200 in PerMFL and h-SGD.",),
     )
 
 

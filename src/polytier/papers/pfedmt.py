@@ -47,7 +47,7 @@ NOTES = (
     "The server's step is Eq. 4, not step 12 as printed, which with these gamma and beta multiplies the model by 1.9 a "
     "round.",
     "Not stated, as in PerMFL by the same authors: 2 labels a device on MNIST, synthetic(0.5, 0.5) with 250 to 25,810 "
-    "samples a device, mini-batches of 124, pixels from -1 to 1, pFedMe's R = 20, K = 5 and eta = 0.01, Per-FedAvg's "
+    "samples per device, mini-batches of 124, pixels from -1 to 1, pFedMe's R = 20, K = 5 and eta = 0.01, Per-FedAvg's "
     "inner step 0.01, networks, 10 repetitions; MCLR's l2 is 0.001; teams are random.",
     "Accuracy is over all test samples together, in the best evaluated round on test data; the figures after 100 "
     "rounds are read from the first 100 of the 600.",

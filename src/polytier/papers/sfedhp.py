@@ -41,18 +41,18 @@ QUICK_MORE: dict[Place, tuple[str, ...]] = {
 }
 QUICK_LAMBDAS, QUICK_GAMMAS = (5, 25), (0.0, 0.001, 0.008)
 REDUCED = (
-    "25 rounds instead of 800 (methods of 5 steps a round: 100), a 784-30-10 network in place of 784-500-200-10, 1 "
+    "25 rounds instead of 800 (methods of 5 steps per round: 100), a 784-30-10 network in place of 784-500-200-10, 1 "
     "seed instead of 3"
 )
 REDUCED_CIFAR = (
-    "5 rounds instead of 800 (methods of 5 steps a round: 20), a 3072-30-10 network in place of the VGG, 1 seed "
+    "5 rounds instead of 800 (methods of 5 steps per round: 20), a 3072-30-10 network in place of the VGG, 1 seed "
     "instead of 3"
 )
 READ = (
     "These counts at each device (20 devices, 5 labels, 1,000 or 1,200 a class) would take 100,000 images and more: "
     "they are read as counts over the population, shared by the 10 devices that hold a class. The training and test "
     "files are merged first.",
-    "R, which the tables leave out, is 20 as in the figures: HierFAVG, pFedMe and sFedHP take 100 steps a device and "
+    "R, which the tables leave out, is 20 as in the figures: HierFAVG, pFedMe and sFedHP take 100 steps per device and "
     "round, the others 5.",
     "A tenth of each device's training samples is held out, to choose the round by.",
 )

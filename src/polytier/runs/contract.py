@@ -231,11 +231,11 @@ def check_answer(where: str, answer: Any, node: Node, state: Rows | None) -> Non
     dtype, model = node._context.objective.dtype, (len(node.ids), node._context.objective.dimension)
     for field, value in as_dict(answer).items():
         assert isinstance(value, Tensor), (
-            f"{where} answers {type(value).__name__} {field}; answer tensors, one row a node"
+            f"{where} answers {type(value).__name__} {field}; answer tensors, one row per node"
         )
         right = value.dtype == dtype or not value.is_floating_point()
         assert right, f"{where} answers {value.dtype} in a run of {dtype}; use .to(x.dtype)"
         right = not where.endswith(".personal") or tuple(value.shape) == model
-        assert right, f"{where} answers {tuple(value.shape)}; a model a node is {model}"
+        assert right, f"{where} answers {tuple(value.shape)}; one model per node is {model}"
     whole = state is None or as_dict(state).keys() == as_dict(answer).keys()
     assert whole, f"{where} returns {list(as_dict(answer))} of its state; return all of it"
