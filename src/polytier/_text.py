@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
+
+from polytier._errors import unknown
 
 
 def size(nbytes: float) -> str:
@@ -91,9 +92,7 @@ def bind(text: str, table: Mapping[str, Callable], kind: str) -> tuple[str, Call
     """The function that `name[:arg,key=value]` names in a table, and its own arguments in their types."""
     name, args, given = spec(text)
     if name not in table:
-        near = difflib.get_close_matches(name, table, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"no {kind} {name!r}; {hint}there are {', '.join(table)}")
+        raise unknown(kind, name, list(table))
     own = own_arguments(table[name])
     allowed = f"it takes {', '.join(own)}" if own else "it takes no arguments"
     if len(args) > len(own):
