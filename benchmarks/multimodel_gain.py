@@ -33,7 +33,8 @@ from polytier import FedAvg, Federation
 from polytier.algorithms.multimodel import MFARR, MFARand
 from polytier.data.synthetic import tridiagonal
 from polytier.method.call import Clock
-from polytier.method.node import Children, LocalProblem
+from polytier.method.children import Children
+from polytier.method.local_problem import LocalProblem
 from polytier.runs.loop import Loop, make_loop
 from polytier.studies.gain import Gain, measure_gain
 

@@ -25,10 +25,10 @@ from polytier.messages.codec import CODECS, Codec
 from polytier.messages.ledger import Ledger
 from polytier.method.algorithm import Algorithm
 from polytier.method.call import Call
+from polytier.method.children import Children
 from polytier.method.context import Context
 from polytier.method.execute import execute
 from polytier.method.memory import Memory
-from polytier.method.node import Children
 from polytier.runs.loop import Loop
 from polytier.stack.rows import Rows, as_dict, cat_rows, fold, map_rows
 from polytier.tree.topology import Topology

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from polytier.messages.transforms import Transform
     from polytier.method.algorithm import Algorithm
     from polytier.method.call import Diverged
-    from polytier.method.node import Children, LocalProblem
+    from polytier.method.children import Children
+    from polytier.method.local_problem import LocalProblem
     from polytier.method.parameters import Step, parameter
     from polytier.models.metrics import Metric
     from polytier.models.trainable import Trainable
@@ -106,10 +107,8 @@ _HOME = {
     "polytier.data.sources": ("Source",),
     "polytier.method.algorithm": ("Algorithm",),
     "polytier.method.call": ("Diverged",),
-    "polytier.method.node": (
-        "Children",
-        "LocalProblem",
-    ),
+    "polytier.method.children": ("Children",),
+    "polytier.method.local_problem": ("LocalProblem",),
     "polytier.method.parameters": (
         "Step",
         "parameter",

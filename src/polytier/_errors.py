@@ -22,10 +22,10 @@ class Stopped(Exception):
 
 
 def unknown(kind: str, name: str, known: Collection[str]) -> ValueError:
-    """Advice for a name that does not exist: the nearest one, and all there are."""
+    """The error for a name that does not exist. It names the nearest known name and lists all of them."""
     near = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return ValueError(f"no {kind} {name!r}; {hint}there are {', '.join(known)}")
+    return ValueError(f"no {kind} {name!r}; {hint}available: {', '.join(known)}")
 
 
 def missing(extra: str) -> ValueError:

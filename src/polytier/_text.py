@@ -30,7 +30,7 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
-def spec(text: str) -> tuple[str, list[str], dict[str, str]]:
+def parse_text(text: str) -> tuple[str, list[str], dict[str, str]]:
     """Parse `name[:arg,arg,key=value]`."""
     name, _, rest = text.partition(":")
     args: list[str] = []
@@ -90,7 +90,7 @@ def convert(name: str, key: str, text: str, hint: str) -> Any:
 
 def bind(text: str, table: Mapping[str, Callable], kind: str) -> tuple[str, Callable, dict[str, Any]]:
     """The function that `name[:arg,key=value]` names in a table, and its own arguments in their types."""
-    name, args, given = spec(text)
+    name, args, given = parse_text(text)
     if name not in table:
         raise unknown(kind, name, list(table))
     own = own_arguments(table[name])

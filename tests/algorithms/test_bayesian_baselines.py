@@ -15,7 +15,7 @@ from polytier.algorithms import LocalTraining
 from polytier.algorithms.pfedbayes import PFedBayes, normal
 from polytier.algorithms.pfedgp import PFedGP
 from polytier.method.call import Clock
-from polytier.method.node import LocalProblem
+from polytier.method.local_problem import LocalProblem
 from polytier.runs.contract import small_federation
 from polytier.runs.loop import Loop, make_loop
 from polytier.tree.random import key

@@ -184,7 +184,7 @@ def test_fedamp_warns_of_negative_weights():
 
 def training_server(training):
     from polytier.method.call import Clock
-    from polytier.method.node import Children
+    from polytier.method.children import Children
 
     return Children(training.context, 0, torch.zeros(1, dtype=torch.int64), Clock(0))
 

@@ -20,8 +20,8 @@ from polytier.algorithms.multimodel import MFARR, MFARand, MultiModel
 from polytier.data.synthetic import quadratics, tridiagonal
 from polytier.engines.stacked import Stacked
 from polytier.method.call import Clock
+from polytier.method.children import Children
 from polytier.method.context import Context
-from polytier.method.node import Children
 from polytier.runs.assemble import assemble
 from polytier.runs.loop import Loop, make_loop
 from polytier.runs.spec import read_spec

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
-from polytier._text import bind, own_arguments, spec
+from polytier._text import bind, own_arguments, parse_text
 from polytier.data import sources
 from polytier.data.build import build_federation
 from polytier.data.datasets import from_huggingface
@@ -512,7 +512,7 @@ def test_huggingface(tmp_path):
     assert from_huggingface(grey, "image", "y").x.shape == (6, 1, 4, 5)
     DatasetDict({"train": dataset, "test": dataset}).save_to_disk(str(tmp_path / "saved"))
     assert len(from_huggingface(tmp_path / "saved", "row", "digit").y) == 12
-    with pytest.raises(ValueError, match="no column 'picture'; there are image, row"):
+    with pytest.raises(ValueError, match="no column 'picture'; available: image, row"):
         from_huggingface(dataset, "picture", "digit")
     ragged = Dataset.from_dict({"row": [[1.0], [1.0, 2.0]], "y": [0, 1]})
     with pytest.raises(ValueError, match="column 'row' cannot be read as an array"):
@@ -893,12 +893,12 @@ def test_bad_teams():
 
 
 def test_spec():
-    assert spec("labels") == ("labels", [], {})
-    assert spec("labels:2") == ("labels", ["2"], {})
-    assert spec("synthetic:1, beta = 2") == ("synthetic", ["1"], {"beta": "2"})
+    assert parse_text("labels") == ("labels", [], {})
+    assert parse_text("labels:2") == ("labels", ["2"], {})
+    assert parse_text("synthetic:1, beta = 2") == ("synthetic", ["1"], {"beta": "2"})
     for wrong in ("a:b=1,b=2", "a:b=1,2"):
         with pytest.raises(ValueError, match="comes twice or after"):
-            spec(wrong)
+            parse_text(wrong)
 
 
 def model(inputs: tuple[int, ...], num_classes: int, *, hidden: tuple[int, ...] = (100,), flag: bool = False):
@@ -921,8 +921,8 @@ def test_bind():
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("dirichle:1", "no partition 'dirichle'; did you mean 'dirichlet'\\? there are labels, "),
-        ("", "no partition ''; there are labels, "),
+        ("dirichle:1", "no partition 'dirichle'; did you mean 'dirichlet'\\? available: labels, "),
+        ("", "no partition ''; available: labels, "),
         ("labels:two", "per_device of labels must be a whole number; got 'two'"),
         ("labels:2.5", "whole number"),
         ("labels:2,3", "2 arguments \\(2, 3\\); it takes per_device"),
@@ -1067,7 +1067,7 @@ def test_clusters_reach_the_federation():
     ("given", "reason"),
     [
         ({"data": "minst"}, "no data set or .npz file 'minst'; did you mean 'mnist'"),
-        ({"data": "table.csv"}, "there are digits, synthetic"),
+        ({"data": "table.csv"}, "available: digits, synthetic"),
         ({"devices": 0}, "devices at 1; got seed 0 and 0 devices"),
         ({"seed": -1}, "seeds start at 0"),
         ({"devices": 3, "teams": 4}, "4 teams of 3 devices"),

@@ -166,7 +166,7 @@ def test_every_source_can_be_got_or_says_how(tmp_path):
     for name, words in {"digits": "nothing to get", "celeba": "img_align_celeba", "leaf": "json"}.items():
         with pytest.raises(ValueError, match=words):
             get(name, tmp_path)
-    with pytest.raises(ValueError, match="no data 'minst'; there are mnist"):
+    with pytest.raises(ValueError, match="no data 'minst'; available: mnist"):
         get("minst", tmp_path)
     for items in DOWNLOADS.values():
         for item in items:

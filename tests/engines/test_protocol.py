@@ -62,7 +62,7 @@ def test_names_are_found_and_others_get_advice():
     assert find_engine("ray:10.0.0.1:6379").keywords == {"address": "10.0.0.1:6379"}  # type: ignore[attr-defined]
     assert find_engine(outside.Counting) is outside.Counting
     for bad in ("ray:", "stacked:2", "rai", ""):
-        with pytest.raises(ValueError, match=f"no engine '{bad}'; .*there are stacked, ray, loopback, ray:auto"):
+        with pytest.raises(ValueError, match=f"no engine '{bad}'; .*available: stacked, ray, loopback, ray:auto"):
             find_engine(bad)
 
 

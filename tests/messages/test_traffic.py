@@ -314,13 +314,13 @@ def test_the_ledger_cumulated(run):
 @pytest.mark.parametrize(
     ("what", "advice"),
     [
-        ({"link": "server-device"}, "no link 'server-device'; there are server-team, team-device"),
-        ({"tier": "server"}, "no tier 'server'; there are team, device"),
-        ({"direction": "left"}, "no direction 'left'; there are down, up"),
+        ({"link": "server-device"}, "no link 'server-device'; available: server-team, team-device"),
+        ({"tier": "server"}, "no tier 'server'; available: team, device"),
+        ({"direction": "left"}, "no direction 'left'; available: down, up"),
         ({"round": 0}, "no round 0; 3 are done, counted from 1"),
         ({"round": 4}, "no round 4; 3 are done"),
         ({"node": "a"}, "node a may be in any tier; give link .server-team, team-device. or tier"),
-        ({"tier": "team", "node": "c"}, "no node 'c'; there are a, b"),
+        ({"tier": "team", "node": "c"}, "no node 'c'; available: a, b"),
         ({"link": "server-team", "tier": "device"}, "tier device is not below link server-team"),
     ],
 )
@@ -341,7 +341,7 @@ def test_large_tiers_keep_nodes_and_rounds_apart():
     ):
         with pytest.raises(ValueError, match="at most 4,096 nodes; team-device has 4,097: give node or round"):
             ask()
-    with pytest.raises(ValueError, match="there are 0, 2, 4, 6, 8, 10, 12, 14 and 4089 more"):
+    with pytest.raises(ValueError, match="available: 0, 2, 4, 6, 8, 10, 12, 14 and 4089 more"):
         ledger.read(tier="device", node="x")
     assert ledger.read(tier="team", node=0, round=1) == 0
     assert not any(key.startswith("rounds:team-device") for key in ledger.state())

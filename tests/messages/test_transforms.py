@@ -111,7 +111,7 @@ def test_text_is_read_and_written(text, expected):
 @pytest.mark.parametrize(
     ("text", "advice"),
     [
-        ("", "no transform of uploads ''; there are clip, noise"),
+        ("", "no transform of uploads ''; available: clip, noise"),
         ("clop:1", "no transform of uploads 'clop'; did you mean 'clip'"),
         ("clip", "clip needs a number; for example clip:1.0,noise:0.5"),
         ("clip:much", "clip needs a number"),

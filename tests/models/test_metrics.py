@@ -169,7 +169,7 @@ def test_a_mapping_gives_metrics_per_sample_for_which_higher_is_better():
 @pytest.mark.parametrize(
     ("asked", "numbers", "advice"),
     [
-        ("macro_f", False, "did you mean 'macro_f1'.*there are accuracy, top_K"),
+        ("macro_f", False, "did you mean 'macro_f1'.*available: accuracy, top_K"),
         ("macro_f1", True, "macro_f1 needs classes and the targets are numbers; try mae, r2, loss"),
         (["r2"], False, "r2 needs numbers and the targets are classes; try accuracy, .*auc"),
         (["top-0"], False, "at least 1"),

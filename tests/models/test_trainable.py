@@ -38,7 +38,7 @@ def test_a_text_is_read_and_written(text):
     ("text", "advice"),
     [
         ("heads", "did you mean 'head'.*layers=PATTERN"),
-        ("", "there are all, head, layers=PATTERN"),
+        ("", "available: all, head, layers=PATTERN"),
         ("layers", "layers=PATTERN"),
         ("layers=", "joined by"),
         ("layers=a++b", "joined by"),

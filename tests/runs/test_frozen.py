@@ -186,7 +186,7 @@ def test_several_models_train_what_each_is_told(federation, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("choice", "advice"), [("hed", "did you mean 'head'"), ("layers=x.*", "there are body.1.weight")]
+    ("choice", "advice"), [("hed", "did you mean 'head'"), ("layers=x.*", "available: body.1.weight")]
 )
 def test_a_choice_that_cannot_be_brings_advice(federation, choice, advice):
     with pytest.raises(ValueError, match=advice):

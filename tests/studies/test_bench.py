@@ -147,7 +147,7 @@ def test_all_works_without_a_name_and_with_two_workers(tiny, monkeypatch, tmp_pa
 def test_bad_input_comes_before_the_measuring(monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "measure", lambda *_: pytest.fail("measured"))
     assert (
-        "no work 'comon'; did you mean 'common'? there are common, synthetic" in call("bench", "comon", code=2).stderr
+        "no work 'comon'; did you mean 'common'? available: common, synthetic" in call("bench", "comon", code=2).stderr
     )
     assert "does not exist" in call("bench", "--json", tmp_path / "none" / "bench.json", code=2).stderr
     assert "is a folder" in call("bench", "--json", tmp_path, code=2).stderr

@@ -213,7 +213,7 @@ def test_sections_say_why_runs_are_missing_and_leave_out_empty_columns(small_pap
     [
         (("permfl2",), "did you mean 'permfl'"),
         (("permfl/tabel1",), "did you mean 'table1'"),
-        (("permfl", "--scale", "fast"), "there are quick, full"),
+        (("permfl", "--scale", "fast"), "available: quick, full"),
         (("tiny", "--out", "taken"), "is not a reproduction"),
     ],
 )

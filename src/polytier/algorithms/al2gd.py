@@ -48,7 +48,9 @@ import torch
 from torch import Tensor
 
 from polytier.method.algorithm import Algorithm
-from polytier.method.node import Children, LocalProblem, Node
+from polytier.method.children import Children
+from polytier.method.local_problem import LocalProblem
+from polytier.method.node import Node
 from polytier.method.parameters import parameter
 from polytier.stack.rows import Rows
 from polytier.stack.solvers import sgd

@@ -36,7 +36,8 @@ import torch
 from torch import Tensor
 
 from polytier.method.algorithm import Algorithm
-from polytier.method.node import Children, LocalProblem
+from polytier.method.children import Children
+from polytier.method.local_problem import LocalProblem
 from polytier.method.parameters import Step, parameter
 from polytier.stack.rows import Rows
 from polytier.tree.collaboration import Collaboration

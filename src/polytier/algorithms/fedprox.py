@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from polytier.algorithms.fedavg import FedAvg
-from polytier.method.node import LocalProblem
+from polytier.method.local_problem import LocalProblem
 from polytier.method.parameters import parameter
 from polytier.stack.solvers import proximal_sgd
 

@@ -24,7 +24,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from polytier.algorithms.fedavg import FedAvg
-from polytier.method.node import Children
+from polytier.method.children import Children
 from polytier.method.parameters import Step, parameter
 
 

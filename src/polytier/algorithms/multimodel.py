@@ -35,7 +35,7 @@ from torch import Tensor
 
 from polytier.algorithms.fedavg import FedAvg
 from polytier.method.algorithm import Algorithm
-from polytier.method.node import Children
+from polytier.method.children import Children
 from polytier.method.parameters import parameter
 from polytier.stack.rows import Rows, as_dict, pack, unpack
 

@@ -29,7 +29,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from polytier.algorithms.fedavg import FedAvg
-from polytier.method.node import LocalProblem
+from polytier.method.local_problem import LocalProblem
 from polytier.method.parameters import Step, parameter
 from polytier.stack.rows import Rows
 from polytier.stack.solvers import sgd

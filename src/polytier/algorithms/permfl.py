@@ -31,7 +31,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from polytier.method.algorithm import Algorithm
-from polytier.method.node import Children, LocalProblem
+from polytier.method.children import Children
+from polytier.method.local_problem import LocalProblem
 from polytier.method.parameters import Step, parameter
 from polytier.stack.solvers import proximal_sgd
 

@@ -35,7 +35,8 @@ import torch
 from torch import Tensor
 
 from polytier.algorithms.fedavg import FedAvg
-from polytier.method.node import Children, LocalProblem
+from polytier.method.children import Children
+from polytier.method.local_problem import LocalProblem
 from polytier.method.parameters import parameter
 from polytier.stack.rows import Rows
 

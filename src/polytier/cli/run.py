@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the path of the run folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print summary.json and nothing else.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print log messages.")]
+What = Annotated[
+    str | None, typer.Argument(metavar="ALGORITHM | FILE.toml", help="A method (default permfl) or a file.")
+]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
 MayChange = ("rounds", *(name for name in of_scope("compute") if name not in ("out", "batching", "on")))
 
@@ -29,10 +32,7 @@ MayChange = ("rounds", *(name for name in of_scope("compute") if name not in ("o
 @takes_settings()
 def run(
     *,
-    what: Annotated[
-        str | None,
-        typer.Argument(metavar="ALGORITHM | FILE.toml", help="A method (default permfl) or a file."),
-    ] = None,
+    what: What = None,
     given: dict[str, Any],
     fields: list[str],
     quiet: Quiet = False,
@@ -85,19 +85,23 @@ def follow(loop: Loop, folder: Path, quiet: bool, as_json: bool, resumed: bool =
     from polytier.runs.callbacks import Progress
     from polytier.runs.launch import run_in_folder
 
-    if not quiet:
-        announce(loop)
+    class Announced(Progress):
+        """A progress bar below a line about the run."""
+
+        def on_start(self, loop: Loop) -> None:
+            announce(loop)
+            super().on_start(loop)
+
     with Interrupt() as interrupt:
-        run_in_folder(loop, folder, [] if quiet else [Progress()], interrupt, resumed)
+        run_in_folder(loop, folder, [] if quiet else [Announced()], interrupt, resumed)
     draw_beside(folder)
     print_result(folder, quiet, as_json)
 
 
 def announce(loop: Loop) -> None:
     """Print one line about the run before it starts."""
-    from polytier.runs.estimate import check_memory, memory_bytes, seconds_a_round
+    from polytier.runs.estimate import memory_bytes, seconds_a_round
 
-    check_memory(loop)
     topology, name = loop.context.topology, type(loop.algorithm).__name__
     teams = "".join(f" in {topology.size(t)} teams" for t in range(topology.leaf - 1, 0, -1))
     who = f"{name}: {topology.size(topology.leaf)} devices{teams}"

@@ -10,7 +10,7 @@ import typer
 
 from polytier._terminal import say, set_up_logging, wide_console
 from polytier.cli.options import takes_settings
-from polytier.cli.run import Verbose
+from polytier.cli.run import Verbose, What
 from polytier.report.tables import gain_table
 from polytier.runs.spec import RunSpec, read_spec
 
@@ -18,6 +18,12 @@ SHARED = tuple(name for name in RunSpec.model_fields if name not in ("algorithm"
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, starting at --seed.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the path of the folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
+
+
+def output_folder(default: str) -> Any:
+    """The option --out of a command that makes several runs."""
+    text = "The output folder; an interrupted command continues there."
+    return typer.Option("--out", help=text, show_default=f"runs/{default}")
 
 
 @takes_settings(("models", "set"))
@@ -71,14 +77,7 @@ def compare(
     what: Annotated[str | None, typer.Argument(metavar="[FILE.toml]", help="Settings shared by all methods.")] = None,
     given: dict[str, Any],
     seeds: Seeds = 3,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            help="The output folder; an interrupted command continues there.",
-            show_default="runs/compare-DATA-N",
-        ),
-    ] = None,
+    out: Annotated[Path | None, output_folder("compare-DATA-N")] = None,
     until: Annotated[
         float,
         typer.Option(
@@ -124,9 +123,7 @@ def compare(
 @takes_settings((*SHARED, "set"))
 def tune(
     *,
-    what: Annotated[
-        str | None, typer.Argument(metavar="ALGORITHM | FILE.toml", help="A method (default permfl) or a file.")
-    ] = None,
+    what: What = None,
     over: Annotated[
         list[str] | None,
         typer.Option(
@@ -139,14 +136,7 @@ def tune(
     ] = None,
     trials: Annotated[int, typer.Option("--trials", min=1, help="Number of settings to try.")] = 20,
     seeds: Seeds = 1,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            help="The output folder; an interrupted command continues there.",
-            show_default="runs/tune-ALGORITHM-DATA-N",
-        ),
-    ] = None,
+    out: Annotated[Path | None, output_folder("tune-ALGORITHM-DATA-N")] = None,
     given: dict[str, Any],
     fields: list[str],
     quiet: Quiet = False,
@@ -175,14 +165,7 @@ def reproduce(
         str, typer.Option("--scale", help="quick: the same shape in minutes; full: as in the paper.")
     ] = "quick",
     given: dict[str, Any],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            help="The output folder; an interrupted command continues there.",
-            show_default="runs/reproduce-PAPER-SCALE",
-        ),
-    ] = None,
+    out: Annotated[Path | None, output_folder("reproduce-PAPER-SCALE")] = None,
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -202,9 +185,7 @@ def reproduce(
 @takes_settings((*SHARED, "set"))
 def check(
     *,
-    what: Annotated[
-        str | None, typer.Argument(metavar="ALGORITHM | FILE.toml", help="A method (default permfl) or a file.")
-    ] = None,
+    what: What = None,
     known: Annotated[
         list[str] | None,
         typer.Option(

@@ -51,7 +51,7 @@ def from_huggingface(
 def read_column(dataset: Any, name: str, key: str) -> np.ndarray:
     """A column as an array; `key` is "x" for the inputs."""
     if name not in dataset.column_names:
-        raise ValueError(f"no column {name!r}; there are {', '.join(dataset.column_names)}")
+        raise ValueError(f"no column {name!r}; available: {', '.join(dataset.column_names)}")
     with reading(f"column {name!r}", "an array", "make its rows numbers or images of one size"):
         values = list(dataset.with_format(None)[name])
         column = image_rows(values) if key == "x" and hasattr(values[0], "convert") else np.asarray(values)

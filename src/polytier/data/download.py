@@ -107,7 +107,7 @@ def get(name: str, data_dir: Path | str | None = None, progress: Progress | None
     if name in BY_HAND:
         raise ValueError(BY_HAND[name].format(base / name))
     if name not in DOWNLOADS:
-        raise ValueError(f"no data {name!r}; there are {', '.join({**DOWNLOADS, **SOURCES})}")
+        raise ValueError(f"no data {name!r}; available: {', '.join({**DOWNLOADS, **SOURCES})}")
     folder = base / ("emnist" if name.startswith("emnist-") else name)
     for item in DOWNLOADS[name]:
         wanted = item.members or (item.file,)

@@ -48,7 +48,7 @@ def find_engine(engine: str | EngineFactory) -> EngineFactory:
     Example:
         >>> find_engine("stack")
         Traceback (most recent call last):
-        ValueError: no engine 'stack'; did you mean 'stacked'? there are stacked, ray, loopback, ray:auto, ray:HOST:PORT
+        ValueError: no engine 'stack'; did you mean 'stacked'? available: stacked, ray, loopback, ray:auto, ...
     """
     if not isinstance(engine, str):
         if not callable(engine):

@@ -176,7 +176,7 @@ def chosen(what: str, name: str | None, there: Iterable[str]) -> list[str]:
         return there
     if name not in there:
         more = f" and {len(there) - 8} more" if len(there) > 8 else ""
-        raise ValueError(f"there is no {what} {name!r}; there are {', '.join(there[:8])}{more}")
+        raise ValueError(f"no {what} {name!r}; available: {', '.join(there[:8])}{more}")
     return [name]
 
 

@@ -18,7 +18,8 @@ from polytier.method.parameters import check_value
 from polytier.stack.rows import Rows
 
 if TYPE_CHECKING:
-    from polytier.method.node import Children, LocalProblem
+    from polytier.method.children import Children
+    from polytier.method.local_problem import LocalProblem
     from polytier.tree.collaboration import Collaboration
 
 

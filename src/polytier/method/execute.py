@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from polytier.method.call import Call
+from polytier.method.children import Children
 from polytier.method.context import Context
-from polytier.method.node import Children, LocalProblem, check_finite
+from polytier.method.local_problem import LocalProblem
+from polytier.method.node import check_finite
 from polytier.stack.rows import Rows, as_dict, map_rows
 
 

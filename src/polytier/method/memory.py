@@ -121,11 +121,6 @@ class Memory:
             return rows
         return torch.where(kept.reshape(-1, *[1] * (rows.ndim - 1)), rows, default.to(rows.dtype))
 
-    def kept(self, tier: int, name: str, ids: Tensor, field: str | None = None) -> Tensor:
-        """[n] bool, which of the nodes `ids` [n] have kept rows of that name."""
-        found = self._open(RowName(tier, name, field).checked())
-        return torch.zeros(len(ids), dtype=torch.bool) if found is None else found[1][ids]
-
     def write(self, tier: int, name: str, ids: Tensor, rows: Tensor, field: str | None = None) -> None:
         """Keep rows [n, ...] of the nodes `ids` [n].
 

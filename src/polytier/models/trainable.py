@@ -126,7 +126,7 @@ class Trainable:
             found = {id(p) for name, p in named if fnmatchcase(name, pattern)}
             if not found:
                 raise ValueError(
-                    f"no parameter of the model matches the pattern {pattern!r}; there are "
+                    f"no parameter of the model matches the pattern {pattern!r}; available: "
                     f"{listed([name for name, _ in named])}"
                 )
             chosen |= found

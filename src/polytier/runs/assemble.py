@@ -27,9 +27,9 @@ from polytier.messages.ledger import Ledger
 from polytier.messages.transforms import Transform, make_upload
 from polytier.method.algorithm import Algorithm
 from polytier.method.call import Clock
+from polytier.method.children import Children
 from polytier.method.context import Context
 from polytier.method.memory import Memory
-from polytier.method.node import Children
 from polytier.models.losses import Loss, default_loss
 from polytier.models.metrics import Asked, Metric, resolve_metrics
 from polytier.models.trainable import Trainable
@@ -303,7 +303,7 @@ def join(algorithm: Algorithm, contexts: dict[str, Context]) -> Context:
     """The context that contains those of several models on the same devices."""
     first, *others = contexts.values()
     for context in others:
-        if not np.array_equal(context.batches.federation.ids, first.batches.federation.ids):
+        if not np.array_equal(context.population.ids, first.population.ids):
             raise ValueError(
                 f"the data of {first.name} and {context.name} have different devices; "
                 "several models are trained on the same devices, so each device needs data for every model"
@@ -332,7 +332,7 @@ def for_nodes(participation: tuple[Participation, ...], topology: Topology) -> t
 
 def note_flat(topology: Topology | None, contexts: list[Context]) -> None:
     """Log once which methods ignore the teams of the tree."""
-    deep = [c.batches.federation.team is not None if topology is None else topology.num_tiers > 2 for c in contexts]
+    deep = [c.population.team is not None if topology is None else topology.num_tiers > 2 for c in contexts]
     flat = {
         type(c.algorithm).__name__ for c, teams in zip(contexts, deep, strict=True) if teams and c.algorithm.tiers == 2
     }

@@ -20,9 +20,9 @@ from polytier.engines.stacked import default_tile
 from polytier.messages.codec import Codec
 from polytier.messages.ledger import Ledger
 from polytier.method.call import Clock, Diverged
+from polytier.method.children import Children
 from polytier.method.context import Context
 from polytier.method.memory import Memory
-from polytier.method.node import Children
 from polytier.runs.callbacks import IN_FILES, rows_bytes
 from polytier.runs.loop import Loop
 from polytier.tree.participation import Participation

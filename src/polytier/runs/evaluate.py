@@ -20,7 +20,7 @@ from polytier.data.federation import SPLITS
 from polytier.method.algorithm import Algorithm
 from polytier.method.call import Call, Clock
 from polytier.method.context import Context
-from polytier.method.node import LocalProblem
+from polytier.method.local_problem import LocalProblem
 from polytier.models.metrics import LOSS, Metric
 from polytier.stack.rows import Rows, as_dict, cat_rows
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from polytier._text import spec as parse
+from polytier._text import parse_text
 from polytier.data.build import build_federation, is_npz, load_source
 from polytier.data.federation import Federation
 from polytier.data.pack import is_stored
@@ -19,7 +19,7 @@ from polytier.tree.topology import Topology, nested
 
 def absolute_formation(text: str) -> str:
     """The team formation with the path of its run folder made absolute."""
-    name, args, given = parse(text)
+    name, args, given = parse_text(text)
     if name != "learned" or not (args or "source" in given):
         return text
     source = args.pop(0) if args else given.pop("source")

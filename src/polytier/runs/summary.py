@@ -113,7 +113,7 @@ def best_of(judged: list[dict[str, Any]], models: list[str], split: str, metric:
 
 def device_table(run: Run) -> Iterator[Sequence[Any]]:
     """The lines of devices.csv, in the order of the data; columns of several models begin with the model's name."""
-    team = run.context.batches.federation.team
+    team = run.context.population.team
     columns = {"id": run.device_ids, "team": np.full(len(run.device_ids), "") if team is None else team}
     for part in run.parts:
         prefix = f"{part.context.name}_" if part.context.name else ""
@@ -136,7 +136,7 @@ def device_columns(run: Run) -> Iterator[tuple[str, np.ndarray]]:
         run.evaluation,
     )
     assert evaluation is not None
-    split = np.diff(federation.bounds.numpy(), axis=1)
+    split = run.context.population.counts.numpy()
     yield "samples", split.sum(1)
     yield from zip(SPLITS, split.T, strict=True)
     yield from ((f"label_{k}", counts) for k, counts in enumerate(federation.label_counts().T))

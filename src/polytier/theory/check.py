@@ -17,8 +17,9 @@ from polytier._text import SCHEDULE, schedule
 from polytier.algorithms import CoBo, FedAvg, MFARand, PerMFL, PFedMT, SFedHP
 from polytier.data.batches import GROW
 from polytier.method.call import Clock
+from polytier.method.children import Children
 from polytier.method.context import Context
-from polytier.method.node import Children, LocalProblem
+from polytier.method.local_problem import LocalProblem
 from polytier.method.parameters import Step
 from polytier.runs.loop import Loop
 from polytier.theory import cobo, mfa, permfl, sfedhp

@@ -111,9 +111,6 @@ class SubTreeMemory(Memory):
     def read(self, tier: int, name: str, ids: Tensor, default: Tensor, field: str | None = None) -> Tensor:
         return super().read(tier, name, ids - self._first[tier], default, field)
 
-    def kept(self, tier: int, name: str, ids: Tensor, field: str | None = None) -> Tensor:
-        return super().kept(tier, name, ids - self._first[tier], field)
-
     def write(self, tier: int, name: str, ids: Tensor, rows: Tensor, field: str | None = None) -> None:
         super().write(tier, name, ids - self._first[tier], rows, field)
 

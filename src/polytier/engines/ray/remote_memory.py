@@ -52,11 +52,6 @@ class RemoteMemory(Memory):
         call = Call(tier, ids, recalled, Clock(0), {name: default}, sender, quiet=True, scope=self._scope)
         return as_dict(cat_rows(list(self._engine.deliver(call))))[name]
 
-    def kept(self, tier: int, name: str, ids: Tensor, field: str | None = None) -> Tensor:
-        if self._of_server(RowName(tier, name, field)):
-            return self._own.kept(tier, name, ids, field)
-        raise NotImplementedError("which nodes have rows is known where they are")
-
     def write(self, tier: int, name: str, ids: Tensor, rows: Tensor, field: str | None = None) -> None:
         assert self._of_server(RowName(tier, name, field)), "other nodes' rows are written where they are"
         self._own.write(tier, name, ids, rows, field)

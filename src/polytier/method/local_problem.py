@@ -1,0 +1,138 @@
+"""`LocalProblem`: what the program of a device is given, the only node with data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from polytier.data.batches import Batch, Walk, batch_sizes, share_of_batch
+from polytier.method.call import Clock
+from polytier.method.context import Context
+from polytier.method.node import Node
+from polytier.stack.objective import Piece
+from polytier.tree import random
+
+
+class LocalProblem(Node):
+    """A device: the only node with data. It stands for the devices `ids` [n], one row per device.
+
+    Polytier creates it and passes it to `Algorithm.device` and to every method of an algorithm whose last parameter
+    is named `local`. In simulation it stands for many devices at once; on a real device n is 1.
+
+    Args:
+        context: what the programs of a run share.
+        tier: the tier of the devices.
+        ids: [n] their numbers in the tier.
+        clock: the round and the number of the call.
+        quiet: True during an evaluation.
+        only: [devices] bool, the devices that may be reached; None: all.
+
+    Examples:
+        A device program that takes two steps, one on a mini-batch and one on all training samples:
+
+        >>> from dataclasses import dataclass
+        >>> from polytier import Algorithm, Federation, train
+        >>> @dataclass(frozen=True)
+        ... class Alone(Algorithm):
+        ...     def server(self, x, devices):
+        ...         devices.solve({})  # an empty message: devices only have to run
+        ...         return x
+        ...
+        ...     def device(self, sent, local):
+        ...         theta = local.memory("model", local.initial)  # [n, d]
+        ...         theta = theta - 0.1 * local.grad(theta)
+        ...         theta = theta - 0.1 * local.grad(theta, local.full())
+        ...         local.keep(model=theta)  # evaluated as the personal model of each device
+        ...         return {}
+        >>> x, y, device = [[0.0], [1.0], [2.0]], [0, 1, 1], ["a", "b", "b"]
+        >>> federation = Federation.from_arrays(x, y, device, shares=(1, 0, 0))
+        >>> run = train(Alone(), federation, "mclr", rounds=1)
+        >>> tuple(run.personal.shape)  # 2 devices; weights and biases of 2 classes
+        (2, 4)
+    """
+
+    def __init__(
+        self, context: Context, tier: int, ids: Tensor, clock: Clock, quiet: bool = False, only: Tensor | None = None
+    ) -> None:
+        super().__init__(context, tier, ids, clock, quiet, only)
+        self.rows = context.topology.order[ids]  # [n] their numbers in the federation
+        self._walks: dict[tuple[int | str, str], Walk] = {}
+
+    @property
+    def device(self) -> torch.device:
+        return self._context.objective.device
+
+    def batch(self, size: int | None = None, stream: str = "") -> Batch:
+        """The next mini-batch of each device.
+
+        Args:
+            size: samples per mini-batch; by default the batch size of the run. A device with fewer samples uses all.
+            stream: mini-batches of different streams are drawn independently of each other.
+        """
+        rule = self._context.batch_size if size is None else size
+        if (rule, stream) not in self._walks:
+            sizes = batch_sizes(rule, self.samples, self.held_round)
+            clock = self.clock
+            self._walks[rule, stream] = self._context.batches.walk(self.rows, clock.round, clock.call, sizes, stream)
+        return self._walks[rule, stream].next()
+
+    def full(self, split: str = "train") -> Batch:
+        """All samples of each device in a split: train, validation or test."""
+        return self._context.batches.whole(self.rows, split)
+
+    def subset(self, count: int, width: int | None = None) -> Batch:
+        """A fixed choice of training samples of each device, spread evenly over all it has.
+
+        Args:
+            count: samples per device at most; a device with fewer uses all.
+            width: the size to which the batch is padded; by default `count`.
+
+        Returns:
+            A batch of one group, x [n, width, ...], whose weights [n, width] are 0 where it is padded.
+        """
+        batches, samples = self._context.batches, self.samples.unsqueeze(1)
+        number, slot = samples.clamp(max=count), torch.arange(count if width is None else width)
+        place = batches.federation.bounds[self.rows, :1] + torch.minimum(slot, number - 1) * samples // number
+        weight = share_of_batch(number, len(slot), batches.dtype)
+        key = random.bits(batches.keys[self.rows], len(slot)) if batches.keyed else None
+        return Batch([batches.gather(slice(None), place, weight, key)], len(self.ids))
+
+    def grad(
+        self, theta: Tensor, batch: Batch | None = None, loss: Callable | None = None, extra: tuple = ()
+    ) -> Tensor:
+        """Gradients of the objective, one per device. Counted as one device step per device.
+
+        Args:
+            theta: [n, d] the models.
+            batch: the samples; by default the next mini-batch (``local.full()``: all training samples).
+            loss: ``loss(apply, row, x, y, weight, *extra)``, which replaces the objective, without its l2 term;
+                it sees one device: row [d], x [B, ...], y [B, ...], weight [B].
+            extra: further arguments of `loss`, [n, ...] each.
+
+        Returns:
+            [n, d]
+        """
+        if not self.quiet:
+            self._context.device_steps += len(theta)
+        return self._context.objective.grad(theta, self.batch() if batch is None else batch, loss, extra)
+
+    def grad_pieces(self, theta: Tensor, batch: Batch | None = None) -> Iterator[tuple[Tensor | slice, list[Piece]]]:
+        """The same gradients for some rows at a time and by parameter, for the solvers (`Objective.grad_pieces`)."""
+        if not self.quiet:
+            self._context.device_steps += len(theta)
+        return self._context.objective.grad_pieces(theta, self.batch() if batch is None else batch)
+
+    def loss(
+        self, theta: Tensor, batch: Batch | None = None, loss: Callable | None = None, extra: tuple = ()
+    ) -> Tensor:
+        """[n] values of the objective at theta [n, d], on all training samples or on the given batch.
+
+        `loss` and `extra` are those of `grad`.
+        """
+        return self._context.objective.loss(theta, self.full() if batch is None else batch, loss, extra)
+
+    def apply(self, theta: Tensor, inputs: Tensor) -> Tensor:
+        """[n, B, ...] the outputs of the models theta [n, d] on inputs [n, B, ...]."""
+        return self._context.objective.outputs(theta, inputs)
