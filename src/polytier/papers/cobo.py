@@ -273,8 +273,10 @@ class Plan:
             Claim("All rules are within 3 points of no sampling", every, read.near(TABLE_1, 3)),
             Claim("The mixed rule is the best of the three rules that sample", every[:3], read.highest(TABLE_1, 2)),
         ]
-        scaled = "At the scale quick, gamma is larger for rules that draw fewer pairs: 1 for 1/t and mixed, 0.002 "
-        "for all pairs."
+        scaled = (
+            "At the scale quick, gamma is larger for rules that draw fewer pairs: 1 for 1/t and mixed, 0.002 "
+            "for all pairs."
+        )
         notes = (scaled,) if self.size.reduced else ()
         title = "CoBo with different rules for sampling pairs, 8 clients"
         return [

@@ -79,8 +79,7 @@ LETTERS = {  # names of varied settings, for names of runs
     "team_formation": "formed",
 }
 
-CODE = "mini-batches of 124 and pixels from -1 to 1 are from the authors' code; MCLR's l2 is not given, 0.001 is "
-"used."
+CODE = "mini-batches of 124 and pixels from -1 to 1 are from the authors' code; MCLR's l2 is not given, 0.001 is used."
 DEFAULTS = (
     "The paper gives no settings. The defaults of the authors' code are used: lambda = gamma = 5, beta = 0.99, K = "
     f"10, L = 20, alpha = 0.01, eta = 0.03; T = 400 is from Table 2; {CODE}"
@@ -89,8 +88,10 @@ CHOSEN = (
     "Settings that the paper does not state are those of Table 2: T = 400, K = 10, L = 20, lambda = 0.5, gamma = "
     f"1.5, beta = 0.6, alpha = 0.01; eta = 0.03 is that of the sweeps; {CODE}"
 )
-JUDGED = "As in the authors' code, accuracy is computed over all test samples together, in the round that is best "
-"on test samples."
+JUDGED = (
+    "As in the authors' code, accuracy is computed over all test samples together, in the round that is best "
+    "on test samples."
+)
 LONG = "20 rounds (5 for networks on images)"
 NET = "a 784-32-10 network instead of the CNNs"
 

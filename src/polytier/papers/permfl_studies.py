@@ -81,13 +81,16 @@ BETA_3, GAMMA_3, LAMBDA_3, OF_DEVICES_2, OF_TEAMS_2 = (
 )
 
 PICTURED = "The values are only visible in the pictures; a range around the stated settings is used here."
-AT = "For beta, gamma = 3 and lambda = 0.5; for gamma, lambda = 1.5 and beta = 0.1; for lambda, beta = 0.3 and "
-"gamma = 3."
+AT = (
+    "For beta, gamma = 3 and lambda = 0.5; for gamma, lambda = 1.5 and beta = 0.1; for lambda, beta = 0.3 and "
+    "gamma = 3."
+)
 SWEEP = "All have eta = 0.03, alpha = 0.01 and 4 teams of 10 devices that all take part."
 ALL = "There are 40 devices for any number of teams."
 ROUNDED = "A share is at least one device: 2, 4 and 10 % of 10 devices are one device, so these curves are equal."
-TEN = "The number of teams is not stated; 10 teams of 4 devices are used, so that 20 to 50 % are whole numbers of "
-"teams."
+TEN = (
+    "The number of teams is not stated; 10 teams of 4 devices are used, so that 20 to 50 % are whole numbers of teams."
+)
 ONE = "With 4 teams of 10 devices, 2 % (Fig. 4d) and 20 % (Figs. 49-51) of the teams are both one team per round."
 ONLY = "MCLR on MNIST and synthetic data only"
 
