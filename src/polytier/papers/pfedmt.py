@@ -127,7 +127,7 @@ def table(quick: bool, at: int) -> Item:
 
 
 def best(quick: bool, data: str, model: str, rounds: int, kind: str, whom: str, others: tuple[str, ...]) -> Claim:
-    """The claim that pFedMT's model is better than those of `others`, whom the text calls `whom`."""
+    """The claim that pFedMT's model is better than those of `others`; `whom` is their description in the text."""
     methods = ("pfedmt", *others)
     text = f"{data}, {model_name(data, model)}: pFedMT's {KINDS[kind]} model is better than {whom}"
     runs = [make(quick, method, data, model) for method in methods]
