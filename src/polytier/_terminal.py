@@ -1,4 +1,4 @@
-"""The terminal: what commands print for people, and how people interrupt them."""
+"""The terminal: output for users, logging, and interrupts by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ log = logging.getLogger("polytier")
 
 
 def say(text: str) -> None:
-    """Print a line for people, on standard error."""
+    """Print a line for the user on standard error."""
     print(text, file=sys.stderr)
 
 
 class StderrHandler(logging.Handler):
-    """Looks up sys.stderr for every line: a progress bar replaces it while it runs."""
+    """A handler that looks up sys.stderr for every line, because a progress bar replaces it while it runs."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(self.format(record))
 
 
 def set_up_logging(quiet: bool, verbose: bool) -> None:
+    """Log to standard error: warnings only if `quiet`, debug messages too if `verbose`."""
     log.handlers = [StderrHandler()]
     log.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
 
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Log nothing inside; the runs themselves will log the same."""
+    """Log nothing inside this context; the runs log the same messages themselves."""
     log.disabled = True
     try:
         yield
@@ -43,7 +44,7 @@ def silence() -> Iterator[None]:
 
 
 class Interrupt:
-    """The first Ctrl-C (or SIGTERM) lets the round end; the second one stops the command at once."""
+    """The first Ctrl-C (or SIGTERM) lets the current round finish; the second one stops the command at once."""
 
     def __init__(self) -> None:
         self.asked, self._before = False, {}
@@ -52,7 +53,7 @@ class Interrupt:
         return self.asked
 
     def __enter__(self) -> Interrupt:
-        if threading.current_thread() is threading.main_thread():  # elsewhere signals cannot be caught
+        if threading.current_thread() is threading.main_thread():  # signals can only be handled in the main thread
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._handle)
         return self
@@ -62,14 +63,15 @@ class Interrupt:
             signal.signal(number, handler)
 
     def _handle(self, *_: object) -> None:
+        """Record the first signal; raise KeyboardInterrupt at the second."""
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        # not print, which this signal may have interrupted
+        # print is not safe here: the signal may have interrupted a print
         os.write(2, b"\npolytier: finishing this round; press Ctrl-C again to stop at once\n")
 
 
 def wide_console() -> Console:
-    """Standard output; where it is not a terminal, tables have their full width."""
+    """A console on standard output; 160 columns wide if that is not a terminal, so that tables are not cut."""
     console = Console()
     return console if console.is_terminal else Console(width=160)

@@ -1,4 +1,4 @@
-"""Text for people and from people: sizes and durations, `name:arg,key=value`, schedules `A/(B+t)`."""
+"""Text conversions: sizes and durations for display; parsing of `name:arg,key=value` and of schedules `A/(B+t)`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polytier._errors import unknown
 
 
 def size(nbytes: float) -> str:
-    """Bytes for people."""
+    """A number of bytes with its unit, as text."""
     for unit in ("B", "kB", "MB", "GB"):
         if nbytes < 1000:
             return f"{nbytes:.0f} {unit}" if unit == "B" or nbytes >= 10 else f"{nbytes:.1f} {unit}"
@@ -22,6 +22,7 @@ def size(nbytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
+    """A duration with its unit, as text."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 120:
@@ -47,10 +48,12 @@ def parse_text(text: str) -> tuple[str, list[str], dict[str, str]]:
 
 
 def truth(text: str) -> bool:
+    """The bool that a text stands for."""
     return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
 
 
 def finite(text: str) -> float:
+    """A finite float."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(text)
@@ -58,6 +61,7 @@ def finite(text: str) -> float:
 
 
 def integers(text: str) -> tuple[int, ...]:
+    """Whole numbers separated by "x" or "+"."""
     return tuple(int(part) for part in re.split("[x+]", text))
 
 
@@ -71,7 +75,7 @@ CONVERT: dict[str, tuple[Callable[[str], Any], str]] = {
 
 
 def own_arguments(function: Callable) -> dict[str, str]:
-    """Names and types of the keyword-only parameters: what a user may set in `name:...`."""
+    """Names and types of the keyword-only parameters, which a user may set in `name:...`."""
     found = {}
     for key, parameter in inspect.signature(function).parameters.items():
         hint = parameter.annotation
@@ -81,6 +85,7 @@ def own_arguments(function: Callable) -> dict[str, str]:
 
 
 def convert(name: str, key: str, text: str, hint: str) -> Any:
+    """Convert the argument `key` of `name` to the type `hint`; the error message says what is allowed."""
     function, words = CONVERT.get(hint, (str, "a word"))
     try:
         return function(text)
@@ -89,7 +94,11 @@ def convert(name: str, key: str, text: str, hint: str) -> Any:
 
 
 def bind(text: str, table: Mapping[str, Callable], kind: str) -> tuple[str, Callable, dict[str, Any]]:
-    """The function that `name[:arg,key=value]` names in a table, and its own arguments in their types."""
+    """Look up `name[:arg,key=value]` in a table.
+
+    Returns:
+        The name, the function in the table, and the given arguments converted to their types.
+    """
     name, args, given = parse_text(text)
     if name not in table:
         raise unknown(kind, name, list(table))

@@ -141,7 +141,7 @@ def test_int8_by_hand():
         (struct.pack("<f7b", 1.0, -128, *range(6)), "it has a value below -127"),
         (message[:-1], "its length is not 4 \\+ 7"),
     ):
-        with pytest.raises(ValueError, match=f"a row of 7 values in codec int8 was expected: {why}"):
+        with pytest.raises(ValueError, match=f"a row of 7 values in codec int8: {why}"):
             codec.decode(bad, row)
 
 

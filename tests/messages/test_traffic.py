@@ -178,7 +178,7 @@ def test_a_message_cut_short_or_too_long_is_refused(name, count):
     row = filled(50, count) * 1.1
     message = codec.encode(row)
     for wrong in (*(message[:k] for k in range(len(message))), *(message + bytes(k) for k in range(1, 40))):
-        with pytest.raises(ValueError, match=f"a message of {len(wrong)} bytes came where a row of 50 values"):
+        with pytest.raises(ValueError, match=f"got a message of {len(wrong)} bytes, expected a row of 50 values"):
             codec.decode(wrong, row)
 
 
@@ -200,7 +200,7 @@ def test_a_message_cut_short_or_too_long_is_refused(name, count):
     ],
 )
 def test_damaged_messages_are_refused(message, why):
-    with pytest.raises(ValueError, match=f"bytes came where a row of 10 values in codec sparse .*{why}"):
+    with pytest.raises(ValueError, match=f"bytes, expected a row of 10 values in codec sparse: .*{why}"):
         CODECS["sparse"].decode(message, torch.zeros(10))
 
 
@@ -213,7 +213,7 @@ def test_damaged_messages_are_refused(message, why):
     ],
 )
 def test_damaged_messages_without_a_first_byte_are_refused(message, why):
-    with pytest.raises(ValueError, match=f"in codec paper .*{why}"):
+    with pytest.raises(ValueError, match=f"in codec paper: .*{why}"):
         CODECS["paper"].decode(message, torch.zeros(10))
 
 

@@ -307,7 +307,7 @@ def test_codecs_bring_back_what_they_promise(name, shape, seed):
             assert back.dtype == rows.dtype
         if not rows.is_floating_point() or rows.dtype.itemsize <= codec.dtype.itemsize:
             assert torch.equal(through, rows)
-    with pytest.raises(ValueError, match="bytes came where"):
+    with pytest.raises(ValueError, match="got a message of .* bytes, expected"):
         codec.decode(b"abc", torch.zeros(7))
 
 

@@ -163,7 +163,7 @@ def test_iterations_until_an_accuracy(tmp_path):
     slow, quick = [folder], [write(tmp_path / "b", 0.75)]
     assert read.faster(60, 0.7)([quick, slow]) == (True, "60 % after 100 and 200 iterations")
     assert not read.faster(60, 0.7)([slow, slow])[0]
-    assert read.faster(70, 0.7)([quick, slow]) == (False, "70 % are not reached by all")
+    assert read.faster(70, 0.7)([quick, slow]) == (False, "70 % is not reached by both runs")
 
 
 def test_claims_about_accuracies_hold_or_not(tmp_path):
@@ -190,9 +190,9 @@ def test_claims_about_who_listens_to_whom_hold_or_not(tmp_path):
     assert read.found(4)([[stays]]) == (True, "from iteration 4 on")
     assert not read.found(3)([[stays]])[0]
     assert read.found(8)([[stays, lost]]) == (False, "from iteration 4 on, never")
-    assert read.parted(2)([[stays]]) == (True, "mean weight within above between: 1.00 after 4")
+    assert read.parted(2)([[stays]]) == (True, "mean weight within groups minus that between them: 1.00 after 4")
     assert not read.parted(1)([[stays]])[0]
-    assert read.one_cluster([[lost]]) == (True, "clusters in the end: 1")
+    assert read.one_cluster([[lost]]) == (True, "number of clusters after the last round: 1")
     assert not read.one_cluster([[stays]])[0]
     assert read.mistakes([[lost]])[0]
     assert not read.mistakes([[stays]])[0]

@@ -168,7 +168,7 @@ def test_claims_about_mean_and_spread_hold_or_not(tmp_path):
     low = write_gaps(tmp_path / "low", {5: [0.0, 0.0], 10: [-2.5, -2.5]})
     assert read.same_mean([[wide], [narrow]])[0]
     assert not read.same_mean([[wide], [low]])[0]
-    assert read.rr_lower([[wide], [low]]) == (True, "MFA-Rand -2.000, MFA-RR -2.500, last half of the rounds")
+    assert read.rr_lower([[wide], [low]]) == (True, "MFA-Rand -2.000, MFA-RR -2.500, second half of the rounds")
     assert not read.rr_lower([[low], [wide]])[0]
     assert read.rand_varies_more([[wide], [narrow]])[0]
     assert not read.rand_varies_more([[narrow], [wide]])[0]

@@ -327,7 +327,7 @@ def test_several_models_have_a_report_each():
     assert (first.letters["beta"], first.letters["gamma"], first.letters["every"]) == (2, 8, 2)
     assert first.letters["left"] == pytest.approx((1 / 4) / (2 / 9))  # the later one is (1/9) / (2/14)
     assert [c.holds for c in first.conditions[:3]] == [True, 2 * first.letters["L"] - 1 < 8, True]
-    assert "it is constant in this run" in second.theory
+    assert "the step size of this run is constant" in second.theory
     assert second.conditions[0].missing == ("beta",)
     with training(MFARand(models), {"a": data, "b": data}, "mclr", batch_size=5) as t:
         first = check_training(t, 10, {})[0]

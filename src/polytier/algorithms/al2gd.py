@@ -59,7 +59,7 @@ from polytier.stack.solvers import sgd
 @dataclass(frozen=True)
 class AL2GD(Algorithm):
     budget: ClassVar[dict[str, float]] = {"steps": 1.0}  # pulls are counted as steps too
-    model_fields: ClassVar[tuple[str, ...]] = ()  # devices are sent means to pull to, never the model they go on from
+    model_fields: ClassVar[tuple[str, ...]] = ()  # devices receive means, never the model from which they continue
     device_lr: float = parameter(0.01, "alpha", "step size of a device", above=0)
     device_pull: float = parameter(1.0, "lambda_1", "pull of a device's model to the team mean", least=0)
     server_pull: float = parameter(1.0, "lambda_2", "pull of a device's model to the mean of all", least=0)

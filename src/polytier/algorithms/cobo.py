@@ -58,7 +58,7 @@ HELD = 1 << 24  # numbers of midpoints in memory at once
 class CoBo(Algorithm):
     # per round a gradient at the client's own model, and on average about one at midpoints
     budget: ClassVar[dict[str, float]] = {"rounds": 0.5}
-    # a client goes on from its own model, of which the server has what was sent up; gradients at midpoints are sent too
+    # a client continues from its own model, of which the server has a copy; gradients at midpoints are sent too
     model_fields: ClassVar[tuple[str, ...]] = ()
     device_lr: Step = parameter(0.1, "eta", "step size of a client's model", above=0, per="node")
     device_pull: float = parameter(0.05, "rho", "pull of a client's model to the others", least=0)

@@ -1,4 +1,4 @@
-"""DemLearn: groups of similar devices, formed again and again, in several levels (Nguyen et al. 2020).
+"""DemLearn: groups of similar devices in several levels, formed anew every few rounds (Nguyen et al. 2020).
 
 Nguyen, Pandey, Dang, Huh, Tran, Saad, Hong, "Self-organizing Democratized Learning: Towards Large-scale Distributed
 Learning Systems", 2020. https://arxiv.org/abs/2007.03278
@@ -53,7 +53,7 @@ from polytier.tree.pair_weights import SHOWN
 @dataclass(frozen=True)
 class DemLearn(Algorithm):
     tiers: ClassVar[int | None] = 2
-    model_fields: ClassVar[tuple[str, ...]] = ()  # a device goes on from a mix of its own model and what it was sent
+    model_fields: ClassVar[tuple[str, ...]] = ()  # a device starts from a mix of its own model and the one received
     device_lr: Step = parameter(0.05, "", "step size of a device", above=0, per="node")
     device_steps: int = parameter(20, "", "mini-batch steps per device and round", least=1)
     device_pull: float = parameter(0.002, "mu", "pull of a device's model to those of its groups", least=0)
@@ -99,7 +99,7 @@ class DemLearn(Algorithm):
     def device(self, sent: dict[str, Tensor], local: LocalProblem) -> dict[str, Tensor]:
         start = anchor = local.memory("model", local.initial)
         pull: Tensor | float = 0.0
-        if sent:  # not before the first clustering
+        if sent:  # empty before the first clustering
             anchor, pull = sent["mean"], sent["pull"].unsqueeze(1)
             beta = self.mix * self.mix_decay**local.round
             start = (1 - beta) * start + beta * anchor

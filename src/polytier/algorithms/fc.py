@@ -19,8 +19,8 @@ pairs  | state          | [P]    | the pairs within tau_i in the last iteration,
 known  | state          | [n]    | clients that have taken part: their last momenta count, also when they are absent
 
 With nearest = 1 it is local training with momentum. A round takes O(n^2 (n + d)) time at the server, which holds all
-n^2 inner products of momenta; the state holds n * nearest pairs. Who is near whom is meaningful while models move; at
-the optima all momenta are 0.
+n^2 inner products of momenta; the state holds n * nearest pairs. Distances between momenta are meaningful only while
+models change; at the optima all momenta are 0.
 
 Interpretation: of the methods in the paper this is the one with momenta, each computed at the client's own model,
 with every client as the centre of its own cluster. The paper leaves tau open; here it is set by rank, in every
@@ -48,7 +48,7 @@ HELD = 1 << 24  # numbers in memory at once
 @dataclass(frozen=True)
 class FC(Algorithm):
     tiers: ClassVar[int | None] = 2
-    model_fields: ClassVar[tuple[str, ...]] = ()  # momenta are sent up, no models
+    model_fields: ClassVar[tuple[str, ...]] = ()  # momenta are sent up, not models
     budget: ClassVar[dict[str, float]] = {"rounds": 1.0}
     device_lr: Step = parameter(0.05, "eta", "step size of a client's model", above=0, per="node")
     momentum: float = parameter(0.9, "1 - alpha", "share of the old momentum in the new one", least=0, most=0.999)

@@ -28,7 +28,7 @@ differences, not from inner products, which is exact also for models that are cl
 
 From the paper: the objective, xi and the proximal step.
 Interpretation: the proximal step starts at u_i and is made by SGD.
-Differs from the paper: alpha_k is the same in all rounds, and lambda / alpha_k is a field of its own. So
+Differs from the paper: alpha_k is the same in all rounds, and lambda / alpha_k is a separate field. So
 attention_lr = 0 is the proximal point method of each device alone, and with device_pull = 0 too it is local training.
 """
 
@@ -52,7 +52,7 @@ HELD = 1 << 24  # weights in memory at once
 
 @dataclass(frozen=True)
 class Attentive(Algorithm):
-    """What FedAMP and HeurFedAMP have in common; they differ in `attention`."""
+    """The common part of FedAMP and HeurFedAMP, which differ in `attention`."""
 
     tiers: ClassVar[int | None] = 2
     device_lr: Step = parameter(0.01, "", "step size of a device", above=0, per="node")

@@ -16,7 +16,7 @@ alpha   | device_lr       |           | step size of a device (one number, or on
 L       | device_steps    |           | mini-batch steps per device and round
         | weights         |           | how the models of a cluster are averaged
 
-A device chooses by its loss on all its training samples; of equal losses the first one wins. Its personal model is
+A device chooses by its loss on all its training samples; of equal losses the first one is chosen. Its personal model is
 the one of the current models that it would choose. A model that no device chose stays as it is. Above 1,000 devices
 no collaboration matrix is recorded, as it would have n^2 / k pairs in every recorded round.
 
@@ -44,7 +44,7 @@ RECORDED = 1000  # largest number of devices whose pairs are recorded: half a mi
 
 @dataclass(frozen=True)
 class IFCA(FedAvg):
-    model_fields: ClassVar[tuple[str, ...]] = ("model",)  # the choice is no model
+    model_fields: ClassVar[tuple[str, ...]] = ("model",)  # the choice is not a model
     num_clusters: int = parameter(2, "k", "number of models", least=1)
     spread: float = parameter(0.05, "", "largest difference of the first models from the initial one", above=0)
 

@@ -1,4 +1,4 @@
-"""Local training: every device trains alone. The baseline that any collaboration has to beat.
+"""Local training: every device trains alone. The baseline for all methods with collaboration.
 
 Minimises f_i(theta_i) for every device. Devices receive an empty message per round and send nothing.
 

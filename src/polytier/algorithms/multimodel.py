@@ -60,7 +60,7 @@ class MultiModel(Algorithm):
             if not name.replace("-", "").replace("_", "").isalnum():
                 raise ValueError(f"the name of a model may have letters, digits, - and _; got {name!r}; rename it")
         if not self.models:
-            raise ValueError("there are no models to train; name at least one, e.g. models={'a': FedAvg()}")
+            raise ValueError("no models are given; name at least one, e.g. models={'a': FedAvg()}")
 
     def parts(self) -> Mapping[str, Algorithm]:
         return self.models
@@ -136,7 +136,7 @@ class MFARand(MultiModel):
 
 @dataclass(frozen=True)
 class MFARR(MultiModel):
-    """Groups of devices take turns at the models: in a frame of M rounds every device trains every model once.
+    """Groups of devices train the models in turn: in a frame of M rounds every device trains every model once.
 
     Args:
         models: The methods, by name.
@@ -150,6 +150,7 @@ class MFARR(MultiModel):
 
     @property
     def frame(self) -> int:
+        """The number of rounds in a frame, M."""
         return len(self.models)
 
     def groups(self, devices: Children) -> tuple[Tensor, Tensor]:

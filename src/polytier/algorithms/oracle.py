@@ -7,7 +7,7 @@ symbol | field           | shape     | meaning
 x_g    | state "centres" | [1, k, d] | the model of each group
 g      |                 | [n]       | the group of a device, sent with the model in every round and kept as "group"
 
-The other fields are those of FedAvg. The groups come with the data (`Federation.cluster`). The personal model of a
+The other fields are those of FedAvg. The groups are part of the data (`Federation.cluster`). The personal model of a
 device is the current model of its group; a device that has not taken part does not know its group and has the initial
 model.
 """

@@ -17,8 +17,8 @@ k       | candidates      |        | models that a device receives per round; 0:
         | device_lr       |        | step size of the local training (one number, or one per device)
         | device_steps    |        | mini-batch steps per device and round
 
-The server forwards models: a device receives k models (k d numbers) and answers its weights. With fewer candidates
-than devices, those that take part are placed on a circle in random order, in every round anew, and each receives the
+The server forwards models: a device receives k models (k d numbers) and returns its weights. With fewer candidates
+than devices, those that take part are placed on a circle in a new random order in every round, and each receives the
 models of the k next ones. With all candidates a round transfers and computes O(n^2 d); only some are in memory at a
 time. The validation samples choose the weights, so results should be judged on test samples.
 
@@ -48,7 +48,7 @@ HELD = 1 << 24  # numbers of candidate models in memory at once
 @dataclass(frozen=True)
 class ValidationWeights(Algorithm):
     tiers: ClassVar[int | None] = 2
-    model_fields: ClassVar[tuple[str, ...]] = ()  # a device goes on from its own model, and is not sent one
+    model_fields: ClassVar[tuple[str, ...]] = ()  # a device continues from its own model and receives none
     device_lr: Step = parameter(0.01, "", "step size of a device", above=0, per="node")
     device_steps: int = parameter(20, "", "mini-batch steps per device and round", least=1)
     temperature: float = parameter(1.0, "", "temperature of the softmax: large values make equal weights", above=0)
@@ -59,7 +59,7 @@ class ValidationWeights(Algorithm):
         without = int((samples == 0).sum())
         if without:
             raise ValueError(
-                f"{without} of {len(samples)} devices have no validation samples, by which models are weighted; "
+                f"{without} of {len(samples)} devices have no validation samples, which determine the weights; "
                 "make some with --split 3:1:1, and leave out devices with few samples"
             )
         return []

@@ -39,7 +39,7 @@ class Codec:
         dtype: Floating-point format of all rows that are not changes.
         change: If True, the codec is used for uploads of models alone, and what it encodes is the change of the
             model: the answer of a node minus the model that was sent down to it. The receiver adds the decoded change
-            to the model it sent. All other rows travel in the format `dtype`; see `plain`.
+            to the model it sent. All other rows are sent in the format `dtype`; see `plain`.
 
     Example:
         A codec that sends one bit per value, the sign, and the mean magnitude of the row:
@@ -116,6 +116,7 @@ class Floats(Codec):
     dtype: torch.dtype
 
     def _wire(self, rows: Tensor) -> torch.dtype:
+        """The dtype in which these rows are sent."""
         return self.dtype if rows.is_floating_point() else rows.dtype
 
     def _cast(self, rows: Tensor) -> Tensor:
@@ -144,7 +145,7 @@ class Floats(Codec):
         wire = self._wire(like)
         expected = like.numel() * wire.itemsize
         if len(message) != expected:
-            raise ValueError(f"a message of {len(message)} bytes came where {expected} were expected")
+            raise ValueError(f"got a message of {len(message)} bytes, expected {expected}")
         flat = torch.frombuffer(bytearray(message), dtype=wire) if message else torch.empty(0, dtype=wire)
         return flat.reshape(like.shape).to(like.dtype)
 
@@ -239,6 +240,7 @@ class Sparse(Floats):
         return where, split
 
     def _refuse(self, message: bytes, size: int, why: str) -> NoReturn:
+        """Raise an error about a message that cannot be read."""
         raise ValueError(damaged(self.name, message, size, why))
 
     def nbytes(self, rows: Tensor) -> Tensor:
@@ -338,6 +340,7 @@ class Top(Sparse):
     fraction: float = 1.0
 
     def _count(self, size: int) -> int:
+        """The number of values that are sent of a row of `size` values."""
         return min(size, max(1, round(self.fraction * size)))
 
     def _largest(self, rows: Tensor) -> Tensor:
@@ -381,12 +384,14 @@ def index_type(size: int) -> np.dtype:
 
 
 def not_finite(name: str) -> str:
+    """The error message for values that are not finite."""
     return f"codec {name} was given a row with NaN or infinity: the run has diverged; use smaller step sizes"
 
 
 def damaged(name: str, message: bytes, size: int, why: str) -> str:
+    """The error message for a message that cannot be read."""
     return (
-        f"a message of {len(message)} bytes came where a row of {size} values in codec {name} was expected: {why}; "
+        f"got a message of {len(message)} bytes, expected a row of {size} values in codec {name}: {why}; "
         "it was damaged, or sent with another codec or model"
     )
 

@@ -132,6 +132,7 @@ class Ledger:
         return links, ways, names.index(chosen("node", str(node), names)[0])
 
     def _bytes(self, links: list[str], ways: list[str], place: int | None, round: int | None) -> int:
+        """The bytes on these links and directions, of one node and round or of all."""
         if place is None:
             rounds = self.rounds if round is None else [self.rounds[round - 1]]
             return sum(sent[link][way] for sent in rounds for link in links for way in ways)

@@ -2,9 +2,9 @@
 
 A change is the model that a device answers minus the model that was sent down to it. A method states which rows of an
 answer are models (`Algorithm.model_fields`, `Algorithm.reference`). Other rows, such as SCAFFOLD's controls and IFCA's
-choice, travel as they are.
+choice, are sent unchanged.
 
-Only what devices answer to `solve` is transformed, because privacy is about what leaves a device. The models that
+Only the answers of devices to `solve` are transformed, because privacy concerns what leaves a device. The models that
 teams send to their parents, the answers to other programs of a method, and evaluation are not transformed. A method
 that sends up models or gradients without such a reference (AL2GD, CoBo, DemLearn, FC, ValidationWeights) is refused;
 local training sends nothing up and runs unchanged.
@@ -12,7 +12,7 @@ local training sends nothing up and runs unchanged.
 `parse_upload("clip:1.0,noise:0.5")` reads the text form:
 
 clip:C  | scale a change down to Euclidean norm C if its norm is larger
-noise:S | add Gaussian noise of standard deviation S * C to every value; after no clip, of standard deviation S
+noise:S | add Gaussian noise of standard deviation S * C to every value; without clip, of standard deviation S
 
 In Python any callable of the form of `Transform` may be used instead.
 """
@@ -48,7 +48,7 @@ class Transform(Protocol):
         >>> halve(torch.tensor([[2.0, 4.0]]), torch.tensor([7]), None)
         tensor([[1., 2.]])
 
-        `polytier.train(..., upload=halve)` then averages models that moved half as far.
+        `polytier.train(..., upload=halve)` then averages models whose changes are halved.
     """
 
     def __call__(self, change: Tensor, node_keys: Tensor, clock: Clock) -> Tensor:
@@ -58,7 +58,7 @@ class Transform(Protocol):
             change: [n, d] one change per device. If a method names several fields as models, they are one after
                 another in a row, so that a norm is that of the whole upload.
             node_keys: [n] one random key per device, which depends on the seed of the run and the name of the device.
-            clock: Round and call, to draw anew in each of them.
+            clock: Round and call, so that each of them has different random numbers.
 
         Returns:
             [n, d] of the same dtype.
@@ -131,7 +131,7 @@ class Upload:
         return ",".join(map(str, self.transforms))
 
 
-TRANSFORMS = {"clip": Clip, "noise": Noise}  # what `parse_upload` reads, in the order in which they may come
+TRANSFORMS = {"clip": Clip, "noise": Noise}  # what `parse_upload` reads, in the allowed order
 
 
 def parse_upload(text: str) -> Upload:

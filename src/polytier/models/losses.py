@@ -1,7 +1,7 @@
 """Losses: functions of outputs and targets that give one value per sample.
 
-A loss of your own may also be a usual torch loss that returns the mean over a batch; `per_sample` turns it into one
-value per sample.
+A custom loss may also be a usual torch loss that returns the mean over a batch; `per_sample` turns it into one value
+per sample.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [B, ...], targets [B, ...]) -> one value per sample [B]
-TOLERANCE = 1e-4  # by which a mean over samples may differ from the mean of single values, relative
+TOLERANCE = 1e-4  # largest relative difference between the mean over samples and the mean of single values
 ALLOWED = "allowed: a tensor [B] with one value per sample, or the mean over the samples as a scalar"
 
 
@@ -38,7 +38,7 @@ def quadratic_loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 def default_loss(model: nn.Module, classes: bool) -> Loss:
-    """Cross-entropy for classes, half the squared error for numbers; the model `quadratic` has a loss of its own."""
+    """Cross-entropy for classes, half the squared error for numbers, `quadratic_loss` for the model `quadratic`."""
     if type(model).__name__ == "Quadratic":
         return quadratic_loss
     return cross_entropy if classes else squared_error
@@ -54,7 +54,7 @@ class Adapted:
         loss: The loss as it was given.
         each: "" applies it to the whole batch; "vmap" to each sample by `torch.vmap`, which batches it; "loop" to one
             sample after another, for a loss that vmap does not support.
-        reshape: Whether outputs are brought to the shape of the targets first.
+        reshape: Whether outputs are first reshaped to the shape of the targets.
     """
 
     def __init__(self, loss: Loss, each: str = "", reshape: bool = False) -> None:
@@ -69,6 +69,7 @@ class Adapted:
         return self.loss(outputs, targets)
 
     def _single(self, output: Tensor, target: Tensor) -> Tensor:
+        """The loss of one sample."""
         return self.loss(output.unsqueeze(0), target.unsqueeze(0)).reshape(())
 
 
@@ -83,8 +84,8 @@ def per_sample(loss: Loss, outputs: Tensor, targets: Tensor) -> Loss:
 
     Returns:
         The loss itself if it gives one value per sample. A loss that returns the mean is applied to single samples.
-        Where outputs and targets are as many numbers in different shapes ([B, 1] and [B]), outputs are brought to the
-        shape of the targets.
+        If outputs and targets have the same number of elements in different shapes ([B, 1] and [B]), outputs are
+        reshaped to the shape of the targets.
 
     Raises:
         ValueError: The loss fails, returns anything else, or mixes the samples of a batch (a sum, class weights that
@@ -98,7 +99,7 @@ def per_sample(loss: Loss, outputs: Tensor, targets: Tensor) -> Loss:
         >>> bool(loss(outputs, targets).mean().isclose(nn.CrossEntropyLoss(label_smoothing=0.1)(outputs, targets)))
         True
     """
-    assert len(outputs) == len(targets) >= 2, "a loss is tried on two samples or more"
+    assert len(outputs) == len(targets) >= 2, "a loss must be tried on at least two samples"
     shapes = f"outputs {list(outputs.shape)} and targets {list(targets.shape)}"
     fault = ""
     for reshape in (False, True) if may_reshape(outputs, targets) else (False,):
@@ -116,9 +117,11 @@ def per_sample(loss: Loss, outputs: Tensor, targets: Tensor) -> Loss:
             return of_single_samples(whole, outputs, targets)
         except MixesSamples as error:
             fault = fault or f"{error}; {ALLOWED}"
-        except Exception as error:  # a loss is a user's code: it may raise anything
+        except Exception as error:  # a user's loss may raise any exception
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            fault = fault or f"failed on {shapes} ({reason}); {ALLOWED}; let the outputs fit the targets"
+            fault = (
+                fault or f"failed on {shapes} ({reason}); {ALLOWED}; make the shape of the outputs match the targets"
+            )
     raise ValueError(f"the loss {name_of(loss)} {fault}")
 
 
@@ -127,7 +130,7 @@ class MixesSamples(ValueError):
 
 
 def applied(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The value of the loss, a tensor. Two warnings of torch are errors: shapes do not fit; vmap has no rule for it."""
+    """The value of the loss. Warnings of torch that shapes do not fit or that vmap has no rule are raised as errors."""
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         warnings.filterwarnings("error", "Using a target size")
@@ -144,38 +147,40 @@ def of_single_samples(whole: Adapted, outputs: Tensor, targets: Tensor) -> Loss:
     for some in (outputs, spread(outputs)):
         mean, single = applied(whole, some, targets), applied(looped, some, targets)
         if some is not outputs and not torch.isfinite(single).all():
-            continue  # these outputs were made up: the loss may not be defined for them
+            continue  # the loss may not be defined for these artificial outputs
         if not torch.allclose(mean, single.mean(), rtol=TOLERANCE, atol=TOLERANCE):
             together, alone = f"{float(mean):.6g} for {len(targets)} samples together", f"{float(single.mean()):.6g}"
             raise MixesSamples(
-                f"gave {together}, but {alone} is the mean of its values for single samples: it adds samples up, "
+                f"gave {together}, but {alone} is the mean of its values for single samples: it sums over samples, "
                 'divides by weights or compares samples; try reduction="none", or "mean" without weights'
             )
     batched = Adapted(whole.loss, "vmap", whole.reshape)
     try:
         stacked = applied(batched, outputs, targets)
-    except Exception:  # vmap does not support all that a loss may do
+    except Exception:  # vmap does not support every loss
         return looped
     same = torch.allclose(stacked, applied(looped, outputs, targets), rtol=TOLERANCE, atol=TOLERANCE)
     return batched if same else looped
 
 
 def spread(outputs: Tensor) -> Tensor:
-    """Outputs that differ from sample to sample, also where those of a new model are all alike."""
+    """Outputs that differ from sample to sample, even if those of a new model are all equal."""
     noise = torch.sin(torch.arange(1, outputs.numel() + 1, device=outputs.device)).reshape(outputs.shape)
     return outputs + noise.to(outputs.dtype)
 
 
 def may_reshape(outputs: Tensor, targets: Tensor) -> bool:
-    """Whether the two are as many numbers in different shapes."""
+    """Whether both have the same number of elements in different shapes."""
     return targets.is_floating_point() and outputs.shape != targets.shape and outputs.numel() == targets.numel()
 
 
 def advice_on(value: Tensor, targets: Tensor) -> str:
+    """Advice for a loss that returned this value."""
     if value.ndim > 1 and value.shape[:1] == targets.shape[:1]:
         return "take the mean over the other axes: .flatten(1).mean(1)"
     return "keep the first axis, the samples"
 
 
 def name_of(loss: Loss) -> str:
+    """The name of a loss, for messages."""
     return getattr(loss, "__name__", type(loss).__name__)

@@ -6,10 +6,10 @@ per="sample" | a function of outputs and targets that gives one value per sample
 per="device" | a function of all outputs and targets of one device, as NumPy arrays, that gives one number
 per="loss"   | a function of the device's mean training loss (perplexity is its exponential)
 
-The first metric that a run is asked for leads: best rounds, tables, charts and comparisons go by it. The default of the
-task (accuracy for classes, the loss for numbers) is recorded beside it.
+The first metric that a run requests is the leading one: best rounds, tables, charts and comparisons use it. The default
+of the task (accuracy for classes, the loss for numbers) is recorded too.
 
-This module imports no torch, so that reports can ask it for names, units and directions.
+This module does not import torch, because reports use it for names, units and directions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from polytier._errors import unknown
 if TYPE_CHECKING:
     from torch import Tensor
 
-# what a run may be asked to be judged by; see `resolve_metrics`
+# the metrics that a run may request; see `resolve_metrics`
 Asked: TypeAlias = "str | Metric | Iterable[str | Metric] | Mapping[str, Callable[[Tensor, Tensor], Tensor]] | None"
 
 DIRECTIONS = ("higher", "lower")
@@ -70,7 +70,7 @@ class MetricInfo:
 
     @property
     def factor(self) -> float:
-        """What a value is multiplied by before it is shown."""
+        """The factor by which a value is multiplied before it is shown."""
         return 100.0 if self.unit == "%" else 1.0
 
     @property
@@ -79,7 +79,7 @@ class MetricInfo:
         return f"{self.name}, {self.unit}" if self.unit else self.name
 
     def text(self, value: float | None, half: float | None = None) -> str:
-        """The value as people read it: percent with two decimals, or a number with four significant digits.
+        """The value as it is shown: percent with two decimals, or a number with four significant digits.
 
         Args:
             value: The value as it is in the files; None gives "-".
@@ -102,7 +102,7 @@ class MetricInfo:
 
 @dataclass(frozen=True)
 class Metric(MetricInfo):
-    """A metric of your own, or one of `METRICS`.
+    """A custom metric, or one of `METRICS`.
 
     Args:
         name: Letters, digits and underscores; the key in the files of a run.
@@ -261,6 +261,7 @@ def r2(outputs: np.ndarray, targets: np.ndarray) -> float | None:
 
 
 def exponential(mean: Any) -> Any:
+    """The exponential of the mean."""
     with np.errstate(over="ignore"):  # infinite for a model that has diverged
         return np.exp(mean)
 
@@ -288,7 +289,7 @@ METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         ACCURACY,
-        top(5),  # any other number is understood too
+        top(5),  # any other number is allowed too
         Metric("macro_f1", macro_f1, unit="%", per="device", targets=CLASSES),
         Metric("balanced_accuracy", balanced_accuracy, unit="%", per="device", targets=CLASSES),
         Metric("auc", auc, per="device", targets=CLASSES),
@@ -301,7 +302,7 @@ METRICS: dict[str, Metric] = {
 
 
 def default_metric(classes: bool) -> Metric:
-    """What a run is judged by if nothing is asked for: accuracy for classes, the loss for numbers."""
+    """The metric of a run that names none: accuracy for classes, the loss for numbers."""
     return ACCURACY if classes else LOSS
 
 
@@ -327,13 +328,13 @@ def find_metric(name: str) -> Metric:
 
 
 def describe(entry: str | Mapping[str, str]) -> MetricInfo:
-    """The metric of an entry in a run's files: its name, or name, direction and unit."""
+    """The metric of an entry in a run's files, which is a name, or a mapping with name, direction and unit."""
     if not isinstance(entry, str):
         return MetricInfo(entry["name"], better=entry.get("better", "higher"), unit=entry.get("unit", ""))
     try:
         return find_metric(entry)
     except ValueError:
-        return MetricInfo(entry)  # one of a user's own
+        return MetricInfo(entry)  # a custom metric
 
 
 def resolve_metrics(asked: Asked, classes: bool) -> tuple[Metric, ...]:
@@ -372,7 +373,7 @@ def resolve_metrics(asked: Asked, classes: bool) -> tuple[Metric, ...]:
 
 
 def asked_metrics(asked: Asked) -> list[Metric]:
-    """What was asked for, as metrics."""
+    """The requested metrics as `Metric` objects."""
     if asked is None:
         return []
     if isinstance(asked, Mapping):
@@ -392,6 +393,7 @@ def asked_metrics(asked: Asked) -> list[Metric]:
 
 
 def function_of(name: str, value: Any) -> Callable[[Any, Any], Any]:
+    """The function of a metric; an error if it is not callable."""
     if not callable(value):
         raise ValueError(f"metric {name} is {value!r}; give a function (outputs, targets) -> one value per sample")
     return value
@@ -404,11 +406,12 @@ def check_metric(metric: Metric, outputs: Tensor, targets: Tensor) -> None:
     """Try a metric on the outputs and targets of a few samples.
 
     Args:
-        outputs: [B, ...] of a model.
-        targets: [B, ...] those of the same samples.
+        metric: The metric.
+        outputs: [B, ...] outputs of a model.
+        targets: [B, ...] the targets of the same samples.
 
     Raises:
-        ValueError: The metric fails, or its result does not have the shape that its kind promises.
+        ValueError: The metric fails, or its result does not have the shape that its kind requires.
     """
     shapes = f"outputs of shape {list(outputs.shape)} and targets of shape {list(targets.shape)}"
     if metric.per == "loss":

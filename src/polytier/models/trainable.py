@@ -29,7 +29,7 @@ class Trainable:
 
     Args:
         kind: "all": every parameter. "head": the parameters of the submodule called `head` or, if there is none, of
-            the last submodule that has parameters of its own. "layers": the parameters whose names match one of the
+            the last submodule that holds parameters itself. "layers": the parameters whose names match one of the
             patterns.
         patterns: for "layers", patterns as in :mod:`fnmatch` on the names that `named_parameters()` gives.
 
@@ -98,7 +98,7 @@ class Trainable:
             raise ValueError(
                 f"with train = {str(self)!r} nothing would train: {listed(frozen)} "
                 f"{'is' if len(frozen) == 1 else 'are'} frozen in the model (requires_grad=False) or empty; "
-                "set requires_grad_(True) on what is to train, or choose other parameters"
+                "set requires_grad_(True) on the parameters to train, or choose others"
             )
         return found
 
@@ -134,7 +134,7 @@ class Trainable:
 
 
 def head_of(module: nn.Module) -> nn.Module:
-    """The submodule called `head`, or the last one that has parameters of its own."""
+    """The submodule called `head`, or the last one that holds parameters itself."""
     head = getattr(module, "head", None)
     if isinstance(head, nn.Module) and any(True for _ in head.parameters()):
         return head
@@ -142,6 +142,7 @@ def head_of(module: nn.Module) -> nn.Module:
 
 
 def listed(names: list[str]) -> str:
+    """At most `SHOWN` names, as text."""
     more = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 

@@ -22,7 +22,7 @@ from polytier._text import bind
 
 
 def chain(**layers: nn.Module) -> nn.Sequential:
-    """Layers one after another, with names, because methods choose parameters by name (`columns("head.*")`)."""
+    """Layers in sequence, with names, because methods choose parameters by name (`columns("head.*")`)."""
     return nn.Sequential(OrderedDict(layers))
 
 
@@ -116,6 +116,7 @@ def resnet9(inputs: tuple[int, ...], num_classes: int, *, width: int = 64) -> nn
 
 
 def conv_block(before: int, after: int) -> nn.Sequential:
+    """A 3x3 convolution, group norm and ReLU."""
     convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)
     return nn.Sequential(convolution, nn.GroupNorm(gcd(8, after), after), nn.ReLU())
 
@@ -144,7 +145,7 @@ class Quadratic(nn.Module):
 
 
 def quadratic(inputs: tuple[int, ...], num_classes: int) -> nn.Module:
-    """1/2 theta'A theta - b'theta with `quadratic_loss`, whose optimum is known; for targets that are no classes."""
+    """1/2 theta'A theta - b'theta with `quadratic_loss`, whose optimum is known; for targets that are not classes."""
     if len(inputs) != 2 or inputs[0] != inputs[1]:
         raise ValueError(f"model quadratic takes samples of shape (d, d), not {tuple(inputs)}; try mclr")
     return Quadratic(inputs[0])
@@ -161,6 +162,7 @@ def image_channels(name: str, inputs: tuple[int, ...], smallest: int) -> int:
 
 
 def num_features(body: nn.Module, inputs: tuple[int, ...]) -> int:
+    """The number of outputs of the body for one sample."""
     with torch.no_grad():
         return body(torch.zeros(1, *inputs)).shape[1]
 
@@ -183,8 +185,8 @@ def make_model(text: str, inputs: tuple[int, ...], num_classes: int | None, seed
     Args:
         text: "name", "name:arguments" (see `MODELS`) or "package.module:factory".
         inputs: The shape of one sample.
-        num_classes: None if the targets are no classes.
-        seed: Determines the first parameters; torch's global generator is left as it was.
+        num_classes: None if the targets are not classes.
+        seed: Determines the first parameters; torch's global generator is not changed.
 
     Raises:
         ValueError: There is no such model, or it does not fit the data.
@@ -199,18 +201,20 @@ def make_model(text: str, inputs: tuple[int, ...], num_classes: int | None, seed
     else:
         name, factory, arguments = bind(text, MODELS, "model")
         if num_classes is None and name != "quadratic":
-            raise ValueError(f"model {name} needs classes and the data have none; try a factory of your own")
+            raise ValueError(f"model {name} needs classes and the data have none; use a custom factory")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
             return checked(text, factory(tuple(inputs), num_classes, **arguments))
         except (TypeError, RuntimeError, LookupError, AttributeError) as error:
             call = f"factory({tuple(inputs)}, {num_classes})"
-            raise ValueError(f"model {text} failed when called as {call}: {error}; try that call") from error
+            raise ValueError(
+                f"model {text} failed when called as {call}: {error}; check that this call works"
+            ) from error
 
 
 def importable(module: str) -> bool:
-    """Whether there is such a module; from now on the current folder is searched too."""
+    """Whether this module exists; from now on the current folder is searched too."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)  # not removed again, because workers unpickle the model
@@ -218,6 +222,7 @@ def importable(module: str) -> bool:
 
 
 def user_factory(module: str, attribute: str) -> Callable[..., nn.Module]:
+    """The factory `attribute` of a user's module; an error if it cannot be imported."""
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, TypeError) as error:

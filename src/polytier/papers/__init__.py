@@ -1,4 +1,4 @@
-"""The experiments of papers: which runs they need, and the figures that the papers print."""
+"""Reproduction plans of papers: the runs that each table or figure needs, and the values that the paper reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCALES = ("quick", "full")
 
 
 def items_of(paper: str, scale: str) -> list[Item]:
-    """The tables and figures of a paper, in the paper's order."""
+    """The tables and figures of a paper at a scale ("quick" or "full"), in the paper's order."""
     if paper not in PAPERS:
         raise unknown("paper", paper, list(PAPERS))
     if scale not in SCALES:

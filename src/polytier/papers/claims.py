@@ -1,4 +1,4 @@
-"""Claims of several papers about curves and figures, checked on run folders."""
+"""Claims about curves and values that several papers make, checked on run folders."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from polytier.papers.plan import Claim, PlannedRun, Points, Reading
 from polytier.papers.readings import by_round
 
-Finished = Sequence[Sequence[Path]]  # for each run the folders of its finished seeds
-SLACK = 0.1  # percentage points; smaller differences than this do not count
+Finished = Sequence[Sequence[Path]]  # for each run, the folders of its finished seeds
+SLACK = 0.1  # percentage points; smaller differences are ignored
 
 
 def told(names: Sequence[str], values: Sequence[float]) -> str:
@@ -21,7 +21,7 @@ def told(names: Sequence[str], values: Sequence[float]) -> str:
 def ahead(
     text: str, runs: Sequence[PlannedRun], names: Sequence[str], read: Callable[[Sequence[Path]], Reading]
 ) -> Claim:
-    """The claim that the first run's figure (by the paper's protocol, mean over seeds) is above those of all others."""
+    """The claim that the value of the first run (read by `read`, mean over seeds) is above the values of all others."""
 
     def holds(finished: Finished) -> tuple[bool, str]:
         found = [[read([folder])[0] or 0.0 for folder in folders] for folders in finished]
@@ -34,7 +34,7 @@ def ahead(
 def rising(text: str, runs: Sequence[PlannedRun], names: Sequence[str], model: str) -> Claim:
     """The claim that no run is slower than the one before it, and that the last one is faster than the first.
 
-    Speed is the mean test accuracy over the rounds that all runs have.
+    Speed is the mean test accuracy over the rounds in which all runs were evaluated.
     """
 
     def holds(finished: Finished) -> tuple[bool, str]:
@@ -56,16 +56,16 @@ def alike(text: str, runs: Sequence[PlannedRun], names: Sequence[str], model: st
 
 
 def over_rounds(read: Callable[[Sequence[Path]], Points], finished: Finished) -> list[float]:
-    """For each run the mean of a curve over its seeds and the rounds in which all runs were evaluated."""
+    """The mean of a curve for each run, over its seeds and over the rounds in which all runs were evaluated."""
     curves = [[dict(zip(*read([folder]), strict=True)) for folder in folders] for folders in finished]
     shared = set.intersection(*(set(points) for seeds in curves for points in seeds))
-    assert shared, "the runs of a claim are evaluated in some common rounds"
+    assert shared, "the runs of a claim have no evaluated round in common"
     values = [[float(points[r] or 0) for points in seeds for r in shared] for seeds in curves]
     return [sum(v) / len(v) for v in values]
 
 
 def settled(text: str, run: PlannedRun, model: str, rounds: int, points: float = 1.0) -> Claim:
-    """The claim that, with every seed, the run comes within `points` of its best test accuracy before a round."""
+    """The claim that the run is within `points` of its best test accuracy before round `rounds`, with every seed."""
 
     def holds(finished: Finished) -> tuple[bool, str]:
         curves = [by_round(model)([folder]) for folder in finished[0]]

@@ -21,7 +21,7 @@ NAMES = {
     "oracle": "Oracle",
 }
 SILO, DEVICE = "8 clients", "80 clients"
-# Table 2: accuracy %, its deviation, loss, and the share of clients with a higher accuracy than alone, %
+# Table 2: accuracy in %, its deviation, loss, and the percentage of clients that are better than when trained alone
 TABLE_2 = {
     SILO: {
         "local": (64.9, 0.1, 1.67, None),
@@ -43,25 +43,25 @@ TABLE_2 = {
         "oracle": (83.6, 0.3, 0.70, 100),
     },
 }
-# Table 1: accuracy %, loss
+# Table 1: label, accuracy in %, loss
 TABLE_1 = {
     "constant": ("Constant (1/n)", 73.05, 1.104),
     "inverse": ("Time-dependent (1/t)", 73.18, 1.226),
     "mixed": ("Mixed", 74.77, 1.081),
     "all": ("No sampling (Oracle)", 74.93, 1.278),
 }
-LRS = {"ditto": 0.1, "fc": 0.05}  # others 0.01 (Appendix B)
+LRS = {"ditto": 0.1, "fc": 0.05}  # 0.01 for all other methods (Appendix B)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """The setting with 8 clients, or the one with 80.
+    """The settings of the experiment with 8 clients, or of the one with 80.
 
-    partition | {} stands for the number of clusters
-    test      | parts of the samples for testing, beside nine parts for training and one for validation
-    rounds    | of one mini-batch step each
-    weight_lr | gamma by sampling rule
-    lr        | of all methods; None: as in the paper
+    partition | the partition; {} stands for the number of clusters
+    test      | parts of the samples for testing, in addition to nine parts for training and one for validation
+    rounds    | the number of rounds, each with one mini-batch step
+    weight_lr | gamma for each sampling rule
+    lr        | the step size of all methods; None: as in the paper
     """
 
     data: str
@@ -78,10 +78,10 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Scale:
-    """The sizes of the experiments.
+    """The sizes of the experiments at one scale.
 
-    reach   | the accuracy, %, up to which iterations are counted
-    factors | Figure 2a: shares of the data, numbers of clusters, clients in a cluster
+    reach   | the accuracy in % up to which iterations are counted
+    factors | Figure 2a: shares of the data, numbers of clusters, numbers of clients in a cluster
     """
 
     experiments: Mapping[str, Experiment]
@@ -136,28 +136,30 @@ SCALES = {
         tune_steps=50,
         reach=85,
         factors=((0.5, 1), (2, 4, 8), (2, 4)),
-        reduced="1 seed instead of 3; 8 clients: digits (8x8 pixels, 10 classes) in place of CIFAR-100, a 64-32-10 "
-        "network in place of ResNet-9, 2,000 iterations instead of 40,000, steps of 0.1 for all methods; 80 clients: "
-        "CIFAR-100's 20 coarse classes, two a cluster, logistic regression on pixels in place of ResNet-9, 300 "
-        "iterations instead of 20,000, steps of 0.005 for all methods, rho = 0.5, gamma = 0.05",
-        differs="other data and another net",
+        reduced="1 seed instead of 3; 8 clients: digits (8x8 pixels, 10 classes) instead of CIFAR-100, a 64-32-10 "
+        "network instead of ResNet-9, 2,000 iterations instead of 40,000, step size 0.1 for all methods; 80 "
+        "clients: the 20 coarse classes of CIFAR-100, two per cluster, logistic regression on pixels instead of "
+        "ResNet-9, 300 iterations instead of 20,000, step size 0.005 for all methods, rho = 0.5, gamma = 0.05",
+        differs="different data and a different network",
     ),
 }
 
 READING = (
     "An iteration is a round in which every client takes one mini-batch step. The paper gives the step sizes (Ditto "
-    "0.1 with lambda = 1, FC 0.05, others 0.01) but neither rho nor gamma: 0.05 and 0.01, those of its authors' "
-    "example. The steps of fine-tuning and the number of repetitions are not given: 100 and 3. Training and test "
-    "images are merged and split 10 : 2 at every client, a tenth of training held out for the choice of the round."
+    "0.1 with lambda = 1, FC 0.05, others 0.01) but neither rho nor gamma; 0.05 and 0.01 are used here, as in the "
+    "authors' example. The number of fine-tuning steps and of repetitions is not given; 100 and 3 are used. "
+    "Training and test images are merged and split 10 : 2 at every client; a tenth of the training samples is held "
+    "out to choose the round."
 )
 LATER = "The columns of the language models are not part of this plan."
 SAMPLED = (
-    "CoBo samples pairs with a constant 1/n, the paper's primary rule; its figure in Table 2 (74.6) is nearer to that "
-    "of the mixed rule in Table 1 (74.77) than to that of the constant one (73.05)."
+    "CoBo samples pairs with the constant rule 1/n, the paper's primary rule. Its accuracy in Table 2 (74.6) is "
+    "closer to that of the mixed rule in Table 1 (74.77) than to that of the constant rule (73.05)."
 )
 
 
 def items(scale: str) -> list[Item]:
+    """The tables and figures of CoBo's paper."""
     plan = Plan(SCALES[scale])
     return [
         *plan.table_1(),
@@ -173,15 +175,18 @@ def items(scale: str) -> list[Item]:
 
 @dataclass(frozen=True)
 class Plan:
+    """Builds the items of the paper from the sizes of a scale."""
+
     size: Scale
 
     def item(self, name: str, title: str, *notes: str, **rest: Any) -> Item:
+        """An item with the notes that all items share."""
         return Item(name, title, reduced=self.size.reduced, notes=(READING, *notes), **rest)
 
     # -- runs -----------------------------------------------------------------------------------------
 
     def settings(self, where: str, clients: int, clusters: int, share: float = 1) -> dict[str, Any]:
-        """Settings with a `share` of the training samples; the other samples are for testing."""
+        """Settings with a `share` of the training samples; all other samples are used for testing."""
         at = self.size.experiments[where]
         return {
             "data": at.data,
@@ -196,7 +201,7 @@ class Plan:
         }
 
     def run(self, where: str, method: str) -> PlannedRun:
-        """The run of a row of Table 2."""
+        """The run for a row of Table 2."""
         clients, clusters = (8, 4) if where == SILO else (80, 10)
         settings = {
             "algorithm": method,
@@ -204,10 +209,11 @@ class Plan:
             "set": self.fields(where, method),
         }
         if (where, method) == (DEVICE, "ifca"):
-            settings["device_participation"] = 0.1  # "to ensure scalability and fairness"
+            settings["device_participation"] = 0.1  # the paper: "to ensure scalability and fairness"
         return PlannedRun(f"{method}-{clients}", settings, self.size.seeds)
 
     def fields(self, where: str, method: str, sampling: str = "constant") -> dict[str, Any]:
+        """The fields of a method in an experiment; `sampling` is CoBo's rule."""
         at = self.size.experiments[where]
         lr = at.lr or LRS.get(method, 0.01)
         average = {"device_lr": lr, "device_steps": 1, "weights": "samples"}
@@ -217,7 +223,7 @@ class Plan:
             "fedavg-ft": {**average, "tune_lr": lr, "tune_steps": self.size.tune_steps},
             "ditto": {**average, "personal_lr": lr, "personal_steps": 1, "device_pull": 1.0},
             "ifca": {**average, "num_clusters": 4 if where == SILO else 10},
-            "fc": {"device_lr": lr, "momentum": 0.9, "nearest": 0},  # 0: the true sizes
+            "fc": {"device_lr": lr, "momentum": 0.9, "nearest": 0},  # 0: use the true sizes of the clusters
             "cobo": {
                 "device_lr": lr,
                 "device_pull": at.pull,
@@ -230,14 +236,14 @@ class Plan:
         }[method]
 
     def sampled(self, rule: str) -> PlannedRun:
-        """The run of a row of Table 1."""
+        """The run for a row of Table 1."""
         base = self.run(SILO, "cobo")
         if rule == "constant":
             return base
         return PlannedRun(f"cobo-8-{rule}", {**base.settings, "set": self.fields(SILO, "cobo", rule)}, base.seeds)
 
     def varied(self, share: float = 1, clusters: int = 4, members: int = 2) -> PlannedRun:
-        """The run of a point of Figure 2a."""
+        """The run for a point of Figure 2a."""
         base = self.run(SILO, "cobo")
         if (share, clusters, members) == (1, 4, 2):
             return base
@@ -245,11 +251,13 @@ class Plan:
         return PlannedRun(f"cobo-{clusters}-clusters-of-{members}-share-{share:g}", settings, base.seeds)
 
     def runs(self, where: str) -> dict[str, PlannedRun]:
+        """The runs of all methods of an experiment, by method."""
         return {method: self.run(where, method) for method in TABLE_2[where]}
 
     # -- items ----------------------------------------------------------------------------------------
 
     def table_1(self) -> list[Item]:
+        """Table 1 as two items: accuracy and loss."""
         runs = {rule: self.sampled(rule) for rule in TABLE_1}
         differs = self.size.differs
         first = [
@@ -262,18 +270,22 @@ class Plan:
         ]
         every = tuple(runs.values())
         claims = [
-            Claim("All rules come near to no sampling: within 3 points", every, read.near(TABLE_1, 3)),
-            Claim("The mixed rule is the best of the three that sample", every[:3], read.highest(TABLE_1, 2)),
+            Claim("All rules are within 3 points of no sampling", every, read.near(TABLE_1, 3)),
+            Claim("The mixed rule is the best of the three rules that sample", every[:3], read.highest(TABLE_1, 2)),
         ]
-        scaled = "In quick gamma is longer where fewer pairs are drawn: 1 for 1/t and mixed, 0.002 for all pairs."
+        scaled = (
+            "At the scale quick, gamma is larger for rules that draw fewer pairs: 1 for 1/t and mixed, 0.002 "
+            "for all pairs."
+        )
         notes = (scaled,) if self.size.reduced else ()
-        title = "CoBo by the rule that samples pairs, 8 clients"
+        title = "CoBo with different rules for sampling pairs, 8 clients"
         return [
             self.item("table1", f"{title}: accuracy", *notes, columns=("rule",), rows=first, claims=claims),
             self.item("table1-loss", f"{title}: loss", *notes, columns=("rule",), rows=second, unit="loss", margin=0.1),
         ]
 
     def table_2(self) -> list[Item]:
+        """Table 2 as three items: accuracy, loss and improved clients."""
         found: dict[str, list[Row]] = {"accuracy": [], "loss": [], "improved": []}
         for where, figures in TABLE_2.items():
             runs, differs = self.runs(where), self.size.differs
@@ -284,11 +296,11 @@ class Plan:
                 if improved is not None:
                     both = (runs[method], runs["local"])
                     found["improved"].append(Row(labels, both, read.improved, improved, differs=differs))
-        columns, title = ("experiment", "method"), "CIFAR-100 by all methods"
+        columns, title = ("experiment", "method"), "All methods on CIFAR-100"
         counted = (
-            "Counted by accuracy after the last round. The paper's column is at odds with itself: with 8 clients "
-            "fine-tuned FedAvg has a higher accuracy than Local and improves nobody (its loss is higher), with 80 "
-            "clients its loss is higher too and it improves 94 %."
+            "Clients are counted by their accuracy after the last round. The paper's column is inconsistent: with 8 "
+            "clients, fine-tuned FedAvg has a higher accuracy than Local but improves no client (its loss is "
+            "higher); with 80 clients its loss is higher too, but it improves 94 % of them."
         )
         return [
             self.item(
@@ -312,7 +324,7 @@ class Plan:
             ),
             self.item(
                 "table2-improved",
-                f"{title}: clients better off than alone",
+                f"{title}: clients with a higher accuracy than when trained alone",
                 LATER,
                 counted,
                 columns=columns,
@@ -322,7 +334,8 @@ class Plan:
         ]
 
     def ahead(self, where: str) -> Claim:
-        text = f"{where}: CoBo is ahead of all others but the Oracle"
+        """The claim that CoBo is more accurate than all methods except the Oracle."""
+        text = f"{where}: CoBo is more accurate than all other methods except the Oracle"
         if where == DEVICE:
             text += " (by at least 5.7 points in the text, 9.3 in the table)"
         runs = self.runs(where)
@@ -330,11 +343,13 @@ class Plan:
         return Claim(text, tuple(runs[m] for m in order), read.first_of([NAMES[m] for m in order], order))
 
     def near_oracle(self, where: str) -> Claim:
+        """The claim that CoBo is almost as accurate as the Oracle."""
         runs = self.runs(where)
-        text = f"{where}: CoBo almost reaches the Oracle: within 2 points"
+        text = f"{where}: CoBo is almost as accurate as the Oracle (within 2 points)"
         return Claim(text, (runs["cobo"], runs["oracle"]), read.near({"cobo": "CoBo", "oracle": "Oracle"}, 2))
 
     def figure_2a(self) -> Item:
+        """Figure 2a: accuracy by amount of data, number of clusters and clients per cluster."""
         shares, clusters, members = self.size.factors
         points = {
             "share of the data": (shares, [self.varied(share=s) for s in shares]),
@@ -347,33 +362,38 @@ class Plan:
         ]
         (_, more), (_, parted), (_, crowded) = points.values()
         claims = [
-            Claim("More data give a higher accuracy", tuple(more), read.rising(shares)),
-            Claim("The number of clusters hardly matters: within 3 points", tuple(parted), read.level(clusters, 3)),
+            Claim("More data gives a higher accuracy", tuple(more), read.rising(shares)),
+            Claim("The number of clusters has little effect (within 3 points)", tuple(parted), read.level(clusters, 3)),
             Claim(
-                "Nor does their size, although clients have less data each: within 5 points",
+                "The size of clusters has little effect, although each client has less data (within 5 points)",
                 tuple(crowded),
                 read.level(members, 5),
             ),
         ]
         values = (
-            "The values of the paper's axes are not in its text. What a share leaves out is added to the test data."
+            "The paper's text does not give the values on the axes. Training samples that a share leaves out are "
+            "added to the test samples."
         )
         return self.item(
-            "figure2a", "CoBo with less data, more clusters, larger clusters", values, charts=charts, claims=claims
+            "figure2a", "CoBo with less data, more clusters or larger clusters", values, charts=charts, claims=claims
         )
 
     def figure_2b(self) -> Item:
+        """Figure 2b: accuracy by iteration with 8 clients."""
         return self.item(
             "figure2b", "Accuracy by iteration, 8 clients", charts=[self.curves(SILO)], claims=[self.near_oracle(SILO)]
         )
 
     def iterations(self) -> Item:
+        """The iterations that Section 4.1 compares."""
         reach, runs = self.size.reach, self.runs(SILO)
         rows = [
             Row((NAMES[method],), (runs[method],), read.until(reach), paper, differs=self.size.differs)
             for method, paper in (("cobo", 4500), ("ditto", None))
         ]
-        claims = [Claim("CoBo is 30 % faster than Ditto", (runs["cobo"], runs["ditto"]), read.faster(reach, 0.7))]
+        claims = [
+            Claim("CoBo needs 30 % fewer iterations than Ditto", (runs["cobo"], runs["ditto"]), read.faster(reach, 0.7))
+        ]
         return self.item(
             "iterations",
             f"Iterations until {reach:g} %, 8 clients (Section 4.1)",
@@ -385,29 +405,37 @@ class Plan:
         )
 
     def figure_3(self) -> Item:
+        """Figure 3: the learned weights between 8 clients."""
         runs = self.runs(SILO)
         claims = [
-            Claim("CoBo finds the clusters within 5,000 iterations, and keeps them", (runs["cobo"],), read.found(5000)),
+            Claim("CoBo finds the clusters within 5,000 iterations and keeps them", (runs["cobo"],), read.found(5000)),
             Claim("IFCA ends with all clients in one cluster", (runs["ifca"],), read.one_cluster),
-            Claim("FC still makes mistakes in the second half", (runs["fc"],), read.mistakes),
+            Claim("FC still has clients in wrong clusters in the second half", (runs["fc"],), read.mistakes),
         ]
         found = [Matrix(NAMES[method], runs[method]) for method in ("fc", "ifca", "cobo")]
         return self.item("figure3", "Who listens to whom, 8 clients", matrices=found, claims=claims)
 
     def figure_5(self) -> Item:
+        """Figure 5: the learned weights between 80 clients."""
         run = self.run(DEVICE, "cobo")
         claims = [
-            Claim("After 300 iterations weights within clusters are clearly larger", (run,), read.parted(300)),
-            Claim("In the end CoBo has found the clusters", (run,), read.found(run.settings["rounds"])),
+            Claim(
+                "After 300 iterations, weights within clusters are clearly larger than between clusters",
+                (run,),
+                read.parted(300),
+            ),
+            Claim("CoBo has found the clusters after the last iteration", (run,), read.found(run.settings["rounds"])),
         ]
         return self.item("figure5", "Who listens to whom, 80 clients", matrices=[Matrix("CoBo", run)], claims=claims)
 
     def figure_6(self) -> Item:
+        """Figure 6: accuracy by iteration with 80 clients."""
         return self.item(
             "figure6", "Accuracy by iteration, 80 clients", charts=[self.curves(DEVICE)], claims=[self.ahead(DEVICE)]
         )
 
     def curves(self, where: str) -> Chart:
+        """The test accuracy of all methods by iteration."""
         lines = [
             Curve(NAMES[method], (run,), by_round(model_of(method)), dashed=method == "oracle")
             for method, run in self.runs(where).items()
@@ -416,4 +444,5 @@ class Plan:
 
 
 def model_of(method: str) -> str:
+    """The kind of model that the paper reports for a method."""
     return "global" if method == "fedavg" else "personal"

@@ -1,4 +1,4 @@
-"""What CoBo's tables and figures read of run folders, and the conditions of its claims."""
+"""Functions that read the values of CoBo's tables and figures from run folders, and the conditions of its claims."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from polytier.papers.readings import accuracy, by_round
 from polytier.runs.read import RunRecord
 from polytier.tree.collaboration import FILE, load
 
-Finished = Sequence[Sequence[Path]]  # for each run the folders of its finished seeds
+Finished = Sequence[Sequence[Path]]  # for each run, the folders of its finished seeds
 Holds = Callable[[Finished], tuple[bool, str]]
-CLEARLY = 0.1  # by which the mean weight within true groups exceeds that between them
+CLEARLY = 0.1  # least difference of the mean weights within and between true groups
 
 
 # -- rows and curves ----------------------------------------------------------------------------------
@@ -34,20 +34,20 @@ def loss(model: str) -> Callable[[Sequence[Path]], Reading]:
 
 
 def improved(folders: Sequence[Path]) -> Reading:
-    """Share of the devices whose accuracy is above that of the second run after the last round, %."""
+    """Percentage of devices whose accuracy after the last round is higher in the first run than in the second."""
     own, other = (by_device(folder) for folder in folders)
-    assert own.keys() == other.keys(), "both runs have the same devices"
+    assert own.keys() == other.keys(), "the runs have different devices"
     return 100 * fmean(own[device] > other[device] for device in own), None
 
 
 def by_device(folder: Path) -> dict[str, float]:
-    """The test accuracy of each device with its personal model, or with the global one if it has none."""
+    """The test accuracy of each device with its personal model, or with the global model if it has none."""
     run = RunRecord(folder)
     return run.by_device("personal", ACCURACY) or run.by_device("global", ACCURACY)
 
 
 def against(x: Sequence[float]) -> Callable[[Sequence[Path]], Points]:
-    """The accuracy of each run; `x` are the values in which the runs differ."""
+    """The accuracy of each run against `x`, the values in which the runs differ."""
 
     def read(folders: Sequence[Path]) -> Points:
         return list(x), [accuracy("personal")([folder])[0] for folder in folders]
@@ -56,7 +56,7 @@ def against(x: Sequence[float]) -> Callable[[Sequence[Path]], Points]:
 
 
 def until(percent: float) -> Callable[[Sequence[Path]], Reading]:
-    """The first evaluated round with this accuracy."""
+    """The first evaluated round with at least this accuracy; None if there is none."""
 
     def read(folders: Sequence[Path]) -> Reading:
         rounds, values = by_round("personal")(folders)
@@ -69,13 +69,14 @@ def until(percent: float) -> Callable[[Sequence[Path]], Reading]:
 
 
 def means(finished: Finished, models: Sequence[str] | None = None) -> list[float]:
-    """The accuracy of each run in its best round, mean over seeds."""
+    """The accuracy of each run in its best round, averaged over seeds."""
     models = models or ["personal"] * len(finished)
     found = [[accuracy(model)([f])[0] or 0.0 for f in folders] for model, folders in zip(models, finished, strict=True)]
     return [fmean(values) for values in found]
 
 
 def told(names: Sequence[Any], values: Sequence[float]) -> str:
+    """The values that decide a claim, as text."""
     return ", ".join(f"{name}: {value:.2f}" for name, value in zip(names, values, strict=True))
 
 
@@ -110,7 +111,7 @@ def near(names: Mapping[str, Any], points: float) -> Holds:
 
 
 def rising(x: Sequence[float]) -> Holds:
-    """Whether the accuracy rises from run to run."""
+    """Whether the accuracy increases from each run to the next."""
 
     def holds(finished: Finished) -> tuple[bool, str]:
         values = means(finished)
@@ -120,7 +121,7 @@ def rising(x: Sequence[float]) -> Holds:
 
 
 def level(x: Sequence[float], points: float) -> Holds:
-    """Whether all accuracies lie within `points`."""
+    """Whether all accuracies differ by at most `points`."""
 
     def holds(finished: Finished) -> tuple[bool, str]:
         values = means(finished)
@@ -130,12 +131,12 @@ def level(x: Sequence[float], points: float) -> Holds:
 
 
 def faster(percent: float, times: float) -> Holds:
-    """Whether the first run needs at most `times` as many iterations as the second to reach an accuracy."""
+    """Whether the first run needs at most `times` the iterations of the second run to reach `percent`."""
 
     def holds(finished: Finished) -> tuple[bool, str]:
         found = [[until(percent)([folder])[0] for folder in folders] for folders in finished]
         if any(None in rounds for rounds in found):
-            return False, f"{percent:g} % are not reached by all"
+            return False, f"{percent:g} % is not reached by both runs"
         own, other = (fmean(r for r in rounds if r is not None) for rounds in found)
         return own <= times * other, f"{percent:g} % after {own:g} and {other:g} iterations"
 
@@ -146,14 +147,14 @@ def faster(percent: float, times: float) -> Holds:
 
 
 def matches(folder: Path) -> dict[int, dict[str, float]]:
-    """How well the groups found match the true ones, by round."""
+    """How well the groups found match the true groups, by round."""
     snapshots, true = load(folder / FILE)
-    assert true is not None, "clusters that are made are known"
+    assert true is not None, "the true groups are not known"
     return {number: one.match(true) for number, one in snapshots.items()}
 
 
 def found(most: int) -> Holds:
-    """Whether, with every seed, all groups are right from some iteration up to `most` on."""
+    """Whether, with every seed, all groups are correct from an iteration that is at most `most` until the end."""
 
     def since(folder: Path) -> int | None:
         first = None
@@ -170,25 +171,32 @@ def found(most: int) -> Holds:
 
 
 def parted(by: int) -> Holds:
-    """Whether the mean weight within groups is above that between them in the first saved iteration from `by` on."""
+    """Whether the weights separate the groups in the first saved iteration that is at least `by`.
+
+    They do if the mean weight within groups exceeds the mean weight between groups by at least `CLEARLY`.
+    """
 
     def holds(finished: Finished) -> tuple[bool, str]:
         kept = [sorted((n, m) for n, m in matches(folder).items() if n >= by)[0] for folder in finished[0]]
         words = ", ".join(f"{match['contrast']:.2f} after {number}" for number, match in kept)
-        return all(match["contrast"] >= CLEARLY for _, match in kept), f"mean weight within above between: {words}"
+        return all(
+            match["contrast"] >= CLEARLY for _, match in kept
+        ), f"mean weight within groups minus that between them: {words}"
 
     return holds
 
 
 def one_cluster(finished: Finished) -> tuple[bool, str]:
-    """Whether one group is left after the last round."""
+    """Whether there is only one group after the last round."""
     groups = [matches(folder) for folder in finished[0]]
     numbers = [int(each[max(each)]["groups"]) for each in groups]
-    return all(number == 1 for number in numbers), f"clusters in the end: {', '.join(map(str, numbers))}"
+    return all(
+        number == 1 for number in numbers
+    ), f"number of clusters after the last round: {', '.join(map(str, numbers))}"
 
 
 def mistakes(finished: Finished) -> tuple[bool, str]:
-    """Whether a group is wrong at some iteration of the second half."""
+    """Whether the groups are wrong in some iteration of the second half."""
     lowest = 1.0
     for match in (matches(folder) for folder in finished[0]):
         lowest = min(lowest, *(m["adjusted_rand_index"] for number, m in match.items() if 2 * number > max(match)))

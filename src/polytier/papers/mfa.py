@@ -45,33 +45,34 @@ SYNTHETIC = {
 LOCAL = {"device_lr": 0.01, "device_steps": 10, "weights": "samples"}  # not stated in the paper
 SHARED = {"teams": 0, "split": "9:0:1", "batch_size": 10}
 SILENT = (
-    "The paper gives no step size, number of local steps or mini-batch for its data-driven experiments: steps of 0.01, "
-    "10 a round, mini-batches of 10, nine tenths of a device's samples for training, chosen here. Accuracies are means "
-    "over devices in round T_1 and T_M themselves, so there is no round to choose on validation data."
+    "The paper gives no step size, number of local steps or mini-batch size for its data-driven experiments. Chosen "
+    "here: step size 0.01, 10 steps per round, mini-batches of 10, and nine tenths of a device's samples for "
+    "training. Accuracies are means over devices in rounds T_1 and T_M, so no round is chosen on validation data."
 )
 FACES = (
-    "CelebA's devices are persons drawn from identity_CelebA.txt, its net is LEAF's CNN with group norm in place of "
-    "batch norm. All 202,599 images are read once for each attribute: 4.3 GB of memory."
+    "The devices of CelebA are persons drawn from identity_CelebA.txt. The network is LEAF's CNN with group norm "
+    "instead of batch norm. All 202,599 images are read once for each attribute, which takes 4.3 GB of memory."
 )
 POOL = (
-    "The paper does not say how many devices there are: 96. One pool needs devices of the same names, so 3,000 of "
-    "CelebA's images are dealt to them at random; its net is LEAF's CNN with group norm in place of batch norm."
+    "The paper does not state the number of devices; 96 are used. All models must have devices with the same names, "
+    "so 3,000 of CelebA's images are distributed to them at random. The network is LEAF's CNN with group norm "
+    "instead of batch norm."
 )
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The sizes of the experiments.
+    """The sizes of the experiments at one scale.
 
-    seeds    | of every run; the paper does not say how many it used
-    pairs    | seeds of Figures 1 and 2, whose runs have only two models each to compute a deviation from
-    rounds   | of the strongly convex runs of several models
+    seeds    | number of seeds of every run; the paper does not state it
+    pairs    | number of seeds of Figures 1 and 2, where the deviation is computed from only two models per run
+    rounds   | number of rounds of the strongly convex runs with several models
     single   | T_1 of Figure 5, which the paper does not give
     longest  | the largest T_1 of the data-driven experiments
-    patience | training together ends after this many times T_1, or after M times T_1, a gain of 1
-    every    | every how many rounds models are evaluated
+    patience | training together ends after this multiple of T_1, or after M times T_1 (a gain of 1) if that is less
+    every    | number of rounds between evaluations
     pixels   | the width of CelebA's images
-    models   | M of each experiment, which the paper does not state; divisors of the number of participants
+    models   | the values of M, divisors of the number of participants, by experiment; the paper does not state them
     """
 
     seeds: int
@@ -128,6 +129,7 @@ SCALES = {
 
 
 def items(scale: str) -> list[Item]:
+    """The figures and tables of MFA's paper."""
     size, quick = SCALES[scale], scale == "quick"
     return [
         *(
@@ -148,7 +150,7 @@ def items(scale: str) -> list[Item]:
 
 
 def convex(size: Scale, method: str, steps: int, step: str = "constant", models: int = 1) -> PlannedRun:
-    """A run on the tridiagonal problem, which is the same for all models; one model alone is trained by FedAvg."""
+    """A run on the tridiagonal problem, which is the same for all models; a single model is trained by FedAvg."""
     fields = {"device_lr": STEPS[step], "device_steps": steps, "weights": "uniform"}
     settings: dict[str, Any] = {
         "algorithm": method,
@@ -168,14 +170,14 @@ def convex(size: Scale, method: str, steps: int, step: str = "constant", models:
 
 
 def comparison(number: int, size: Scale, models: int, step: str, quick: bool) -> Item:
-    """Figures 1 to 4."""
+    """One of Figures 1 to 4: MFA-Rand and MFA-RR on the strongly convex problem."""
     runs = tuple(convex(size, method, 5, step, models) for method in METHODS.values())
     gap = "log10(F - F*)"
     curves = {
         ("mean over the models", gap): read.mean_gap,
         ("deviation between the models", f"deviation of {gap}"): read.spread_of_gaps,
     }
-    mean = Claim("The two have a similar mean", runs, read.same_mean)
+    mean = Claim("The means of the two methods are similar", runs, read.same_mean)
     if models == 12:
         mean = Claim("MFA-RR is better on average", runs, read.rr_lower)
     seeds = {1: "1 seed", 2: "2 seeds"}
@@ -186,17 +188,20 @@ def comparison(number: int, size: Scale, models: int, step: str, quick: bool) ->
             Chart(what, "round", y, [Curve(n, (r,), how) for n, r in zip(METHODS, runs, strict=True)])
             for (what, y), how in curves.items()
         ],
-        claims=[mean, Claim("MFA-Rand varies considerably more than MFA-RR", runs, read.rand_varies_more)],
+        claims=[
+            mean,
+            Claim("The models of MFA-Rand differ considerably more than those of MFA-RR", runs, read.rand_varies_more),
+        ],
         reduced=f"{size.rounds} rounds instead of 1,000, {seeds[runs[0].seeds]} instead of 10" if quick else "",
         notes=(
-            "The paper looks at one of the M models and repeats; here all M are trained, and as they are the same "
-            "problem, the spread is that between them. How often it repeats is not said.",
+            "The paper observes one of the M models and repeats the experiment; it does not state how often. Here "
+            "all M models are trained on the same problem, and the deviation is that between the models.",
         ),
     )
 
 
 def convex_gain(size: Scale, quick: bool) -> Item:
-    """Figure 5."""
+    """Figure 5: the gain on the strongly convex problem."""
     charts, claims = [], []
     for steps in (1, 5, 10):
         curves, single = [], convex(size, "fedavg", steps)
@@ -210,13 +215,14 @@ def convex_gain(size: Scale, quick: bool) -> Item:
         "Gain against M, strongly convex, constant step 0.1",
         charts=charts,
         claims=claims,
-        reduced=f"T_1 = {size.single} rounds instead of 250, fewer M, every {size.every}th round is judged, 1 seed "
-        "instead of 10"
+        reduced=f"T_1 = {size.single} rounds instead of 250, fewer values of M, evaluation every {size.every} "
+        "rounds, 1 seed instead of 10"
         if quick
         else "",
         notes=(
-            f"The paper does not say up to which accuracy: the training loss of {size.single} rounds of FedAvg alone. "
-            "Only the first device has b != 0, so early on a gain tells how often that one is reached, whatever E is.",
+            "The paper does not state the accuracy that must be reached. Here the target is the training loss after "
+            f"{size.single} rounds of FedAvg with one model. Only the first device has b != 0, so in early rounds "
+            "the gain shows how often that device takes part, whatever E is.",
         ),
     )
 
@@ -225,6 +231,7 @@ def convex_gain(size: Scale, quick: bool) -> Item:
 
 
 def data_of(name: str, size: Scale, attribute: str = "Smiling") -> dict[str, Any]:
+    """The settings of a data set; `attribute` is the label of CelebA."""
     if name in SYNTHETIC:
         return {"data": SYNTHETIC[name], "model": "mclr", "partition": "column"}
     data = f"celeba:attributes={attribute},image_size={size.pixels}"
@@ -232,12 +239,13 @@ def data_of(name: str, size: Scale, attribute: str = "Smiling") -> dict[str, Any
 
 
 def alone(name: str, settings: Mapping[str, Any], size: Scale, single: int) -> PlannedRun:
+    """The FedAvg run of one model for `single` rounds."""
     rounds = {"rounds": single, "eval_every": single}
     return PlannedRun(name, {"algorithm": "fedavg", **SHARED, **settings, **rounds, "set": LOCAL}, size.seeds)
 
 
 def together(name: str, method: str, settings: Mapping[str, Any], models: Any, size: Scale, single: int) -> PlannedRun:
-    """A run of several models: a number of equal models, or a table with the settings of each."""
+    """A run of several models; `models` is a number of equal models, or the settings of each model by name."""
     several = isinstance(models, int)
     rounds = single * min(models if several else len(models), size.patience)
     fields = {"step": "average", **(LOCAL if several else {})}
@@ -272,32 +280,33 @@ def driven_gain(figure: str, size: Scale, quick: bool) -> Item:
     shorter = f"T_1 = {size.longest} rounds instead of 200, " if figure == "figure7" else ""
     return Item(
         figure,
-        f"Gain against M with {part} participation, and what FedAvg alone reaches by round T_1",
+        f"Gain against M with {part} participation, and the accuracy of FedAvg with one model in round T_1",
         ("data", "split"),
         rows,
         charts,
         claims=claims,
         notes=(SILENT, FACES),
-        reduced=f"{shorter}fewer M, every {size.every}th round is judged, 1 seed instead of 10, smaller images of "
-        "CelebA"
+        reduced=f"{shorter}fewer values of M, evaluation every {size.every} rounds, 1 seed instead of 10, smaller "
+        "CelebA images"
         if quick
         else "",
     )
 
 
 def claim_of(figure: str, what: str, runs: tuple[PlannedRun, ...], split: str) -> Claim:
+    """The claim of Figure 6 or 7 about the gain."""
     if figure == "figure6":
-        return Claim(f"{what}: the gain grows with M, slower than M", runs, read.sublinear(split))
+        return Claim(f"{what}: the gain grows with M, but is less than M", runs, read.sublinear(split))
     return Claim(f"{what}: the gain is above 1", runs, read.above_one(split))
 
 
 def table(name: str, size: Scale, quick: bool) -> list[Item]:
-    """Tables 4 and 5: models with different tasks, trained by MFA-RR; accuracies, and the gains below the table."""
+    """Table 4 or 5, models with different tasks trained by MFA-RR: one item for accuracies, one for gains."""
     tasks = faces(size) if name == "table4" else mixed(size)
     figures = TABLE_4 if name == "table4" else TABLE_5
     single, at = (50, (117, 126)) if name == "table4" else (100, (100, 142))
     own = {key: {**settings, "set": LOCAL} for key, settings in tasks.items()}
-    settings = {**next(iter(tasks.values())), "devices": 96}  # each model's own settings replace these
+    settings = {**next(iter(tasks.values())), "devices": 96}  # replaced by the settings of each model
     singles = tuple(
         alone(f"fedavg-{name}-{key.lower()}", {**each, "devices": 96}, size, single) for key, each in tasks.items()
     )
@@ -314,12 +323,10 @@ def table(name: str, size: Scale, quick: bool) -> list[Item]:
         Row((split,), both, read.gain(split), paper, differs=small)
         for split, paper in zip(SPLITS, GAINS[name], strict=True)
     ]
-    reduced = (
-        f"CelebA's images have {size.pixels} x {size.pixels} pixels, every {size.every}th round is judged, 1 seed "
-    )
+    reduced = f"CelebA images of {size.pixels} x {size.pixels} pixels, evaluation every {size.every} rounds, 1 seed "
     reduced = f"{reduced}instead of 10" if quick else ""
-    title = "MFA-RR trains " + ("nine binary CNNs" if name == "table4" else "a logistic regression beside a CNN")
-    told = "The round after which our figures are taken is ours, the paper's T_M is in the label."
+    title = "MFA-RR trains " + ("nine binary CNNs" if name == "table4" else "a logistic regression and a CNN")
+    told = "The labels show the paper's T_M; our accuracies are from the round T_M of our runs."
     notes = (SILENT, FACES, told) if name == "table4" else (SILENT, POOL, told)
     return [
         Item(name, f"{title}: accuracy", ("model", "split", "rounds"), rows, reduced=reduced, notes=notes),
@@ -330,9 +337,11 @@ def table(name: str, size: Scale, quick: bool) -> list[Item]:
 
 
 def faces(size: Scale) -> dict[str, dict[str, Any]]:
+    """The tasks of Table 4: a binary attribute of CelebA for each model."""
     return {attribute: data_of("CelebA", size, attribute) for attribute in TABLE_4}
 
 
 def mixed(size: Scale) -> dict[str, dict[str, Any]]:
+    """The tasks of Table 5: a logistic regression on synthetic data, and a CNN on CelebA."""
     dealt = {"data": f"celeba:attributes=Eyeglasses,image_size={size.pixels},limit=3000", "partition": "iid"}
     return {"logistic": data_of("Synthetic(1,1)-A", size), "cnn": {**data_of("CelebA", size), **dealt}}

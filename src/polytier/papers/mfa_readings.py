@@ -1,4 +1,4 @@
-"""What MFA's figures read of run folders: the gap to the optimum, and the gain of training together.
+"""Functions that read the values of MFA's figures from run folders: the gap to the optimum, and the gain.
 
 The gain is defined as in studies/gain.py: the last round of a run of one model gives the model's target, and T_M is the
 first evaluated round of the run of several models in which all of them have reached their targets.
@@ -18,9 +18,9 @@ from polytier.papers.plan import Points, Reading
 from polytier.papers.readings import percent
 from polytier.runs.read import RunRecord
 
-Finished = Sequence[Sequence[Path]]  # for each run the folders of its finished seeds
-NO_DIFFERENCE = 0.05  # differences of log10(F - F*) up to this do not count
-MUCH_MORE = 1.5  # times the deviation of the other method
+Finished = Sequence[Sequence[Path]]  # for each run, the folders of its finished seeds
+NO_DIFFERENCE = 0.05  # smaller differences of log10(F - F*) are ignored
+MUCH_MORE = 1.5  # least ratio of the deviations of two methods
 
 
 # -- the strongly convex problem ----------------------------------------------------------------------
@@ -47,18 +47,19 @@ def gaps(folder: Path) -> dict[int, list[float]]:
 
 
 def mean_gap(folders: Sequence[Path]) -> Points:
+    """The mean gap over the models of a run, by evaluated round."""
     found = gaps(folders[0])
     return list(found), [fmean(models) for models in found.values()]
 
 
 def spread_of_gaps(folders: Sequence[Path]) -> Points:
-    """The standard deviation over the models of a run, which all have the same task."""
+    """The standard deviation of the gap over the models of a run, which all have the same task."""
     found = gaps(folders[0])
     return list(found), [stdev(models) for models in found.values()]
 
 
 def late(folders: Sequence[Path]) -> tuple[float, float]:
-    """Mean and standard deviation of the gap over all models and seeds, averaged over the last half of the rounds."""
+    """Mean and standard deviation of the gap over all models and seeds, averaged over the second half of the rounds."""
     seeds = [gaps(folder) for folder in folders]
     rounds = [r for r in seeds[0] if 2 * r > max(seeds[0])]
     models = [[gap for seed in seeds for gap in seed[r]] for r in rounds]
@@ -66,18 +67,21 @@ def late(folders: Sequence[Path]) -> tuple[float, float]:
 
 
 def same_mean(finished: Finished) -> tuple[bool, str]:
+    """Whether the mean gaps of MFA-Rand and MFA-RR are about equal."""
     (rand, _), (rr, _) = (late(folders) for folders in finished)
-    return abs(rand - rr) <= NO_DIFFERENCE, f"MFA-Rand {rand:.3f}, MFA-RR {rr:.3f}, last half of the rounds"
+    return abs(rand - rr) <= NO_DIFFERENCE, f"MFA-Rand {rand:.3f}, MFA-RR {rr:.3f}, second half of the rounds"
 
 
 def rr_lower(finished: Finished) -> tuple[bool, str]:
+    """Whether the mean gap of MFA-RR is lower than that of MFA-Rand."""
     (rand, _), (rr, _) = (late(folders) for folders in finished)
-    return rr < rand, f"MFA-Rand {rand:.3f}, MFA-RR {rr:.3f}, last half of the rounds"
+    return rr < rand, f"MFA-Rand {rand:.3f}, MFA-RR {rr:.3f}, second half of the rounds"
 
 
 def rand_varies_more(finished: Finished) -> tuple[bool, str]:
+    """Whether the gaps of MFA-Rand have a much larger deviation than those of MFA-RR."""
     (_, rand), (_, rr) = (late(folders) for folders in finished)
-    told = f"deviation over models and seeds: MFA-Rand {rand:.4f}, MFA-RR {rr:.4f}, last half of the rounds"
+    told = f"deviation over models and seeds: MFA-Rand {rand:.4f}, MFA-RR {rr:.4f}, second half of the rounds"
     return rand > MUCH_MORE * rr, told
 
 
@@ -85,7 +89,7 @@ def rand_varies_more(finished: Finished) -> tuple[bool, str]:
 
 
 def figure(figures: dict[str, Any], split: str) -> float:
-    """The accuracy of the global model, or minus its loss if there is no accuracy: higher is better."""
+    """The accuracy of the global model, or its negative loss if there is no accuracy: higher is better."""
     found = figures["global"][split]
     return found["accuracy"] if "accuracy" in found else -found["loss"]
 
@@ -100,7 +104,7 @@ def rounds_together(folders: Sequence[Path], split: str) -> tuple[int, int | Non
 
     Args:
         folders: Runs of one model (one for all models, or one for each), then the run of all models together.
-        split: On which split the models are judged.
+        split: The split on which the models are evaluated.
     """
     *alone, together = folders
     last = [judged(folder, split)[-1] for folder in alone]
@@ -125,7 +129,10 @@ def gain(split: str) -> Callable[[Sequence[Path]], Reading]:
 
 
 def gain_by_models(split: str) -> Callable[[Sequence[Path]], Points]:
-    """The gain against M, from one run of one model and then runs of several. One model alone has a gain of 1."""
+    """The gain against M.
+
+    The first folder is a run of one model, which has a gain of 1; the others are runs of several models.
+    """
 
     def read(folders: Sequence[Path]) -> Points:
         single, *several = folders
@@ -146,11 +153,14 @@ def mean_gains(split: str, finished: Finished) -> tuple[list[int], list[float | 
 
 
 def told(numbers: Sequence[int], gains: Sequence[float | None]) -> str:
+    """The gains that decide a claim, as text."""
     words = ("not reached" if gain is None else f"{gain:.2f}" for gain in gains)
     return ", ".join(f"M = {m}: {word}" for m, word in zip(numbers, words, strict=True))
 
 
 def growing(split: str) -> Callable[[Finished], tuple[bool, str]]:
+    """Whether the gain grows with M."""
+
     def holds(finished: Finished) -> tuple[bool, str]:
         numbers, gains = mean_gains(split, finished)
         known = [g for g in gains if g is not None]
@@ -171,6 +181,8 @@ def sublinear(split: str) -> Callable[[Finished], tuple[bool, str]]:
 
 
 def above_one(split: str) -> Callable[[Finished], tuple[bool, str]]:
+    """Whether the gain is above 1 for every M."""
+
     def holds(finished: Finished) -> tuple[bool, str]:
         numbers, gains = mean_gains(split, finished)
         return all(g is not None and g > 1 for g in gains[1:]), told(numbers, gains)

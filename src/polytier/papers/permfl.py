@@ -1,4 +1,4 @@
-"""PerMFL (Banerjee, Dadras, Yurtsever, Bhuyan 2024): its tables, its figures and those of its supplement."""
+"""PerMFL (Banerjee, Dadras, Yurtsever, Bhuyan 2024): tables and figures of the paper and its supplement."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ FIELDS: dict[str, dict[str, Any]] = {
     "al2gd": {"device_lr": 0.01, "device_pull": 1.0, "server_pull": 1.0, "p_team": 0.1, "p_server": 0.1, "steps": 20},
     "demlearn": {**STEP, "device_pull": 0.002, "levels": 4},
 }
-STATED = {"server_lr": 0.6, "device_pull": 0.5, "team_pull": 1.5}  # of Table 2; the paper gives none for Table 1
+STATED = {"server_lr": 0.6, "device_pull": 0.5, "team_pull": 1.5}  # from Table 2; the paper gives none for Table 1
 RIVALS = {  # the methods that the text compares PerMFL's models with
     "PM": ("per-fedavg", "pfedme", "pfedbayes", "al2gd", "demlearn"),
     "GM": ("fedavg", "pfedme", "ditto"),
 }
-ROUNDS = {"fedavg": 100, "per-fedavg": 100, "pfedme": 100}  # their figures are those of pFedMT's Table 1
+ROUNDS = {"fedavg": 100, "per-fedavg": 100, "pfedme": 100}  # their values are copied from pFedMT's Table 1
 USUAL = {
     "devices": 40,
     "teams": 4,
@@ -68,7 +68,7 @@ USUAL = {
     "team_participation": 1.0,
     "device_participation": 1.0,
 }
-LETTERS = {  # of the settings that are varied, for names of runs
+LETTERS = {  # names of varied settings, for names of runs
     "server_lr": "beta",
     "team_pull": "gamma",
     "device_pull": "lambda",
@@ -79,21 +79,25 @@ LETTERS = {  # of the settings that are varied, for names of runs
     "team_formation": "formed",
 }
 
-CODE = "mini-batches of 124 and pixels from -1 to 1 are of the authors' code; MCLR's l2 is not given: 0.001 here."
+CODE = "mini-batches of 124 and pixels from -1 to 1 are from the authors' code; MCLR's l2 is not given, 0.001 is used."
 DEFAULTS = (
-    "No settings are given. Here they are the defaults of the authors' code: lambda = gamma = 5, beta = 0.99, K = 10, "
-    f"L = 20, alpha = 0.01, eta = 0.03; T = 400 is Table 2's; {CODE}"
+    "The paper gives no settings. The defaults of the authors' code are used: lambda = gamma = 5, beta = 0.99, K = "
+    f"10, L = 20, alpha = 0.01, eta = 0.03; T = 400 is from Table 2; {CODE}"
 )
 CHOSEN = (
-    "What is not stated is as in Table 2: T = 400, K = 10, L = 20, lambda = 0.5, gamma = 1.5, beta = 0.6, "
-    f"alpha = 0.01, with eta = 0.03 of the sweeps; {CODE}"
+    "Settings that the paper does not state are those of Table 2: T = 400, K = 10, L = 20, lambda = 0.5, gamma = "
+    f"1.5, beta = 0.6, alpha = 0.01; eta = 0.03 is that of the sweeps; {CODE}"
 )
-JUDGED = "As in the authors' code, accuracy is over all test samples together, in the best evaluated round on test."
+JUDGED = (
+    "As in the authors' code, accuracy is computed over all test samples together, in the round that is best "
+    "on test samples."
+)
 LONG = "20 rounds (5 for networks on images)"
-NET = "a 784-32-10 network in place of the CNNs"
+NET = "a 784-32-10 network instead of the CNNs"
 
 
 def items(scale: str) -> list[Item]:
+    """The tables and figures of PerMFL's paper."""
     quick = scale == "quick"
     return [
         table1(quick),
@@ -106,7 +110,7 @@ def items(scale: str) -> list[Item]:
 
 
 def make(quick: bool, method: str, data: str, model: str, **changes: Any) -> PlannedRun:
-    """A run on some data with "MCLR" or "network"; its name contains the settings that differ from Table 1."""
+    """A run with "MCLR" or "network" as `model`; its name contains the settings that differ from Table 1."""
     usual = {**USUAL, **FIELDS[method]}
     changes = {k: changes[k] for k in (*LETTERS, "devices", "partition") if k in changes and changes[k] != usual[k]}
     fields = {k: changes.get(k, v) for k, v in FIELDS[method].items()}
@@ -127,12 +131,13 @@ def make(quick: bool, method: str, data: str, model: str, **changes: Any) -> Pla
         "set": fields,
     }
     if data == "Synthetic":
-        del settings["partition"]  # synthetic data come by device
+        del settings["partition"]  # synthetic data are generated for each device
     words = [f"{LETTERS[k]}-{v}".replace(" ", "-") for k, v in changes.items() if k in LETTERS]
     return PlannedRun("-".join([method, data, model, *words]).lower(), settings, 1 if quick else 10)
 
 
 def quick_rounds(data: str, model: str, changed: bool) -> int:
+    """The number of rounds at the scale "quick"; `changed`: the settings differ from Table 1."""
     if data in DEVICES:
         return 2
     if model == "network" and data != "Synthetic":
@@ -141,20 +146,24 @@ def quick_rounds(data: str, model: str, changed: bool) -> int:
 
 
 def model_of(quick: bool, data: str, model: str) -> str:
+    """The model's name in the settings of `polytier run`."""
     if model == "MCLR":
         return "mclr"
     return "dnn:32" if quick and data != "Synthetic" else NETWORKS[data]
 
 
 def model_name(data: str, model: str) -> str:
+    """The model's name in the paper."""
     return "MCLR" if model == "MCLR" else "DNN" if data == "Synthetic" else "CNN"
 
 
 def differs(quick: bool, data: str, model: str) -> str:
+    """Why a row cannot be compared with the paper; empty if it can."""
     return "a 784-32-10 network, not the CNN" if quick and model == "network" and data != "Synthetic" else ""
 
 
 def reduced(quick: bool, rounds: str, what: str) -> str:
+    """What is smaller at the scale "quick"."""
     return f"{rounds}, mini-batches of 32 instead of 124, 1 seed instead of 10, {what}" if quick else ""
 
 
@@ -162,6 +171,7 @@ def reduced(quick: bool, rounds: str, what: str) -> str:
 
 
 def table1(quick: bool) -> Item:
+    """Table 1: PerMFL and other methods."""
     rows = []
     for model, table in TABLE1.items():
         for (method, kind), figures in table.items():
@@ -174,7 +184,7 @@ def table1(quick: bool) -> Item:
                 rows.append(Row(labels, (run,), pooled(KINDS[kind]), value, deviation, why))
     return Item(
         "table1",
-        "PerMFL beside other methods",
+        "PerMFL and other methods",
         ("data", "model", "method"),
         rows,
         claims=[
@@ -184,29 +194,34 @@ def table1(quick: bool) -> Item:
             for data in DATA
             if max(found := printed(data, model, kind, ("permfl", *rivals)), key=lambda m: found[m]) == "permfl"
         ],
-        reduced=reduced(quick, f"{LONG} instead of 400 (FedAvg, Per-FedAvg, pFedMe: of 100)", NET),
+        reduced=reduced(quick, f"{LONG} instead of 400 (FedAvg, Per-FedAvg, pFedMe: instead of 100)", NET),
         notes=(
             DEFAULTS,
-            "40 devices with 2 labels each in 4 random teams, of which all take part. " + JUDGED,
-            "The figures of FedAvg, Per-FedAvg and pFedMe on MNIST and synthetic data are, but for one, those of "
-            "pFedMT's Table 1 after 100 rounds: they have 100 rounds here, and its lambda = 15, beta = 0.5 (CNN: 0.4).",
-            "What the others have is not stated. Here steps are 0.01 and 20 a round; Per-FedAvg: inner step 0.01; "
-            "pFedMe: R = 20, K = 5; pFedBayes: zeta = 1; Ditto: lambda = 1; h-SGD: K = 10; AL2GD: 20 coins a round, a "
-            "pull of 1 by chance 0.1 to team and to server; DemLearn: mu = 0.002, 4 levels.",
-            "The text has PerMFL's global model ahead of FedAvg's, pFedMe's and Ditto's also with CNNs on MNIST and "
-            "FMNIST, where the table has FedAvg ahead; claims here are those that the table bears out.",
-            "Networks are those of the authors' code; for synthetic data 60-20-10, in the paper two hidden layers.",
+            "40 devices with 2 labels each in 4 random teams; all of them take part. " + JUDGED,
+            "The values of FedAvg, Per-FedAvg and pFedMe on MNIST and synthetic data are, except for one, those of "
+            "pFedMT's Table 1 after 100 rounds. Therefore they are trained for 100 rounds here, with lambda = 15 "
+            "and beta = 0.5 (CNN: 0.4) from that paper.",
+            "The settings of the other methods are not stated. Chosen here: step size 0.01 and 20 steps per round; "
+            "Per-FedAvg: inner step 0.01; pFedMe: R = 20, K = 5; pFedBayes: zeta = 1; Ditto: lambda = 1; h-SGD: K = "
+            "10; AL2GD: 20 random draws per round, with a pull of 1 towards the team and the server, each with "
+            "probability 0.1; DemLearn: mu = 0.002, 4 levels.",
+            "The text states that PerMFL's global model is better than those of FedAvg, pFedMe and Ditto also with "
+            "CNNs on MNIST and FMNIST, but in the table FedAvg is better there. The claims here are those that "
+            "agree with the table.",
+            "Networks are those of the authors' code, which for synthetic data is 60-20-10; the paper states two "
+            "hidden layers.",
         ),
     )
 
 
 def printed(data: str, model: str, kind: str, methods: Sequence[str]) -> dict[str, float]:
-    """The figures of Table 1 for those of the methods that it contains."""
+    """The values in Table 1 of those methods that it contains."""
     table, column = TABLE1[model], DATA.index(data)
     return {method: table[method, kind][column][0] for method in methods if (method, kind) in table}
 
 
 def best(quick: bool, data: str, model: str, kind: str, rivals: Sequence[str]) -> Claim:
+    """The claim that PerMFL's model is better than those of `rivals`."""
     methods = list(printed(data, model, kind, ("permfl", *rivals)))
     runs, names = [make(quick, m, data, model) for m in methods], [NAMES[m] for m in methods]
     text = f"{data}, {model_name(data, model)}: PerMFL's {KINDS[kind]} model is better than {', '.join(names[1:])}"
@@ -214,6 +229,7 @@ def best(quick: bool, data: str, model: str, kind: str, rivals: Sequence[str]) -
 
 
 def table2(quick: bool) -> Item:
+    """Table 2: two ways to form teams."""
     columns = [(data, model) for data in ("MNIST", "FMNIST", "EMNIST-10") for model in TABLE1]
     places = [place for place in columns if place[1] == "MCLR" or not quick]
     forms = ("worst", "average")
@@ -233,7 +249,7 @@ def table2(quick: bool) -> Item:
     ]
     claims = [
         alike(
-            f"{place[0]}, {model_name(*place)}: personal models hardly depend on the formation (2 points)",
+            f"{place[0]}, {model_name(*place)}: team formation has little effect on personal models (2 points)",
             [formed(form, place) for form in forms],
             forms,
             "personal",
@@ -246,20 +262,23 @@ def table2(quick: bool) -> Item:
         claims.append(ahead(text, runs, better, pooled("global")))
     return Item(
         "table2",
-        "Teams that share no labels, and some",
+        "Teams without common labels, and teams with some",
         ("teams", "data", "model", "method"),
         rows,
         claims=claims,
         reduced=reduced(quick, "10 rounds instead of 400", "MCLR only"),
         notes=(
-            "T = 400, K = 10, L = 20, lambda = 0.5, gamma = 1.5, beta = 0.6, alpha = 0.01; not given: eta = 0.03, l2 = "
-            "0.001 for MCLR, mini-batches of 124 and pixels from -1 to 1 (authors' code).",
-            "Two teams of 20 devices, 2 labels a device: of {0-4} and {5-9}, or of {0-6} and {5-9, 0, 1}. " + JUDGED,
+            "T = 400, K = 10, L = 20, lambda = 0.5, gamma = 1.5, beta = 0.6, alpha = 0.01. Not given, chosen here: "
+            "eta = 0.03, l2 = 0.001 for MCLR, mini-batches of 124 and pixels from -1 to 1 (authors' code).",
+            "Two teams of 20 devices with 2 labels each, drawn from {0-4} and {5-9} (worst case), or from {0-6} and "
+            "{5-9, 0, 1} (average case). " + JUDGED,
         ),
     )
 
 
 def table3(quick: bool) -> Item:
+    """Table 3: more devices and classes."""
+
     def run(method: str, data: str) -> PlannedRun:
         devices = (QUICK_DEVICES if quick else DEVICES)[data]
         return make(quick, method, data, "MCLR", devices=devices, teams=5, partition="labels:3")
@@ -295,9 +314,9 @@ def table3(quick: bool) -> Item:
         reduced=reduced(quick, "2 rounds instead of 400", few),
         notes=(
             DEFAULTS,
-            "3 labels a device, 5 random teams; FEMNIST is EMNIST by class; others as in Table 1. " + JUDGED,
-            'AL2GD on CIFAR-100 is printed "0.65.87" and read as 0.6587; the text has it ahead of PerMFL, the table '
-            "(0.6695) behind, and the claim here is the table's.",
+            "3 labels per device, 5 random teams; FEMNIST is EMNIST by class; all else as in Table 1. " + JUDGED,
+            "AL2GD on CIFAR-100 is printed as '0.65.87' and read as 0.6587. The text states that it is better than "
+            "PerMFL, but in the table (0.6695) it is worse; the claim here follows the table.",
         ),
     )
 
@@ -306,6 +325,7 @@ def table3(quick: bool) -> Item:
 
 
 def convergence(quick: bool, name: str, where: Sequence[str]) -> Item:
+    """A figure of PerMFL's convergence beside other multi-tier methods."""
     charts, claims = [], []
     shown = [("permfl", "PM"), ("demlearn", "PM"), ("al2gd", "PM"), ("permfl", "GM"), ("hier-fedavg", "GM")]
     for data in where:
@@ -326,11 +346,15 @@ def convergence(quick: bool, name: str, where: Sequence[str]) -> Item:
         charts=charts,
         claims=claims,
         reduced=reduced(quick, f"{LONG} instead of 400", NET),
-        notes=("The runs of Table 1. A round has 20 steps per device in AL2GD and DemLearn, 200 in PerMFL and h-SGD.",),
+        notes=(
+            "These are the runs of Table 1. A device takes 20 steps per round in AL2GD and DemLearn, 200 in "
+            "PerMFL and h-SGD.",
+        ),
     )
 
 
 def study_item(quick: bool, study: Study) -> Item:
+    """The item of a study, with one chart per series."""
     charts, claims = [], []
     for series in study.quick if quick else study.full:
         runs = [
@@ -340,7 +364,10 @@ def study_item(quick: bool, study: Study) -> Item:
         names, at = [name_of(series.key, value) for value in series.values], title(series)
         kinds = [kind for kind in KINDS for _ in runs]
         charts.append(chart(at, runs * len(KINDS), names * len(KINDS), kinds))
-        for claim, models, says in ((rising, series.rising, "more is faster"), (alike, series.alike, "equally fast")):
+        for claim, models, says in (
+            (rising, series.rising, "larger values are faster"),
+            (alike, series.alike, "all values are equally fast"),
+        ):
             claims += [claim(f"{at}: {says} ({kind})", runs, names, KINDS[kind]) for kind in models]
     return Item(
         study.name,
@@ -353,12 +380,14 @@ def study_item(quick: bool, study: Study) -> Item:
 
 
 def title(series: Series) -> str:
+    """The title of a series' chart."""
     fixed = [name_of(key, value) for key, value in series.fixed.items() if key in USUAL]
     parts = [series.place[0], model_name(*series.place), *fixed, f"by {LETTERS[series.key]}"]
     return f"{series.panel + ': ' if series.panel else ''}{', '.join(parts)}"
 
 
 def name_of(key: str, value: Any) -> str:
+    """A setting and its value, as a curve is named."""
     if key == "teams":
         return f"{value} teams"
     if key.endswith("participation"):
@@ -374,6 +403,7 @@ def chart(
     split: str = "test",
     metric: str = "accuracy",
 ) -> Chart:
+    """A chart of curves; `kinds` has "PM" (personal) or "GM" (global, dashed) for each run."""
     curves = [
         Curve(f"{label} ({kind})", (run,), by_round(KINDS[kind], split, metric), dashed=kind == "GM")
         for run, label, kind in zip(runs, names, kinds, strict=True)

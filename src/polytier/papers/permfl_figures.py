@@ -1,10 +1,10 @@
-"""PerMFL's own figures (Tables 1 to 3): percent, each with its deviation."""
+"""The values that PerMFL's paper reports in Tables 1 to 3: percentages, each with its deviation."""
 
 from __future__ import annotations
 
 DATA = ("MNIST", "Synthetic", "FMNIST", "EMNIST-10")  # the columns of Table 1
 
-# (method, model) -> a figure and its deviation for each of DATA. GM, PM: global, personal model.
+# (method, model) -> a value and its deviation for each of DATA. GM: global model, PM: personal model.
 MCLR = {
     ("fedavg", "GM"): ((84.87, 0.054), (84.87, 0.054), (79.80, 0.002), (91.60, 0.001)),
     ("per-fedavg", "PM"): ((94.81, 0.0), (83.91, 0.15), (94.75, 0.0), (97.57, 0.0)),
@@ -34,7 +34,7 @@ NETWORK = {
 }
 TABLE1 = {"MCLR": MCLR, "network": NETWORK}
 
-# Rows whose figures are in another order in our copy of the text, so that their data set is uncertain.
+# Rows whose values are in a different order in our copy of the text, so their data set is uncertain.
 UNCERTAIN = {
     ("MCLR", "hier-fedavg", "GM"): DATA,
     ("MCLR", "demlearn", "GM"): DATA,

@@ -1,7 +1,7 @@
-"""PerMFL's figures that vary one setting of PerMFL itself, as data.
+"""PerMFL's figures that vary one of its settings, as data.
 
-Values that stand in the text or in captions are the paper's; where they stand in pictures only, a range around the
-stated settings is chosen, and a study's notes say so.
+Values that are stated in the text or in captions are the paper's. Values that are only visible in pictures are replaced
+by a range around the stated settings; the notes of the study say so.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Place = tuple[str, str]  # data, and "MCLR" or "network"
 class Series:
     """A chart in which one setting or field of PerMFL takes several values while the others are fixed.
 
-    rising   | the models ("PM", "GM") that larger values are said to make faster
-    alike    | those whose speed the values are said not to change
+    rising   | the models ("PM", "GM") that larger values make faster, according to the paper
+    alike    | the models whose speed does not depend on the values, according to the paper
     """
 
     place: Place
@@ -32,7 +32,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Study:
-    """An item of the plan; `quick` are its charts in the scale "quick", and `less` says what is smaller there."""
+    """An item of the plan; `quick` are its charts at the scale "quick", and `less` states what is smaller there."""
 
     name: str
     title: str
@@ -71,7 +71,7 @@ OF_TEAMS, OF_TEAMS_FEW = (0.2, 0.3, 0.4, 0.5), (0.02, 0.04, 0.1)
 TEAM_ROUNDS, MORE_ROUNDS, MORE_ROUNDS_57 = (5, 10, 20, 30), (30, 100, 150, 200), (30, 50, 100, 150)
 FEW = {"team_participation": 0.2, "device_participation": 0.02, "teams": 10}  # Figs. 57, 59
 FEWER = {"team_participation": 0.02, "device_participation": 0.02, "teams": 10}  # Figs. 58, 60
-# the part of these that the scale "quick" uses
+# those that the scale "quick" uses
 BETA_3, GAMMA_3, LAMBDA_3, OF_DEVICES_2, OF_TEAMS_2 = (
     (0.1, 0.3, 0.9),
     (0.5, 1.5, 6.0),
@@ -80,39 +80,50 @@ BETA_3, GAMMA_3, LAMBDA_3, OF_DEVICES_2, OF_TEAMS_2 = (
     (0.2, 0.5),
 )
 
-PICTURED = "The values stand in the pictures only: a range around the settings is chosen here."
-AT = "Beta: gamma = 3, lambda = 0.5; gamma: lambda = 1.5, beta = 0.1; lambda: beta = 0.3, gamma = 3."
-SWEEP = "All with eta = 0.03, alpha = 0.01 and 4 teams of 10 that all take part."
-ALL = "There are 40 devices however many teams."
-ROUNDED = "A share takes at least one: of 10 devices 2, 4 and 10 % are one device, and the curves are the same."
-TEN = "How many teams there are is not stated: 10 of 4 devices, so that 20 to 50 % are whole numbers of teams."
-ONE = "4 teams of 10: 2 % (Fig. 4d) and 20 % (Figs. 49-51) of them are both one team a round."
+PICTURED = "The values are only visible in the pictures; a range around the stated settings is used here."
+AT = (
+    "For beta, gamma = 3 and lambda = 0.5; for gamma, lambda = 1.5 and beta = 0.1; for lambda, beta = 0.3 and "
+    "gamma = 3."
+)
+SWEEP = "All have eta = 0.03, alpha = 0.01 and 4 teams of 10 devices that all take part."
+ALL = "There are 40 devices for any number of teams."
+ROUNDED = "A share is at least one device: 2, 4 and 10 % of 10 devices are one device, so these curves are equal."
+TEN = (
+    "The number of teams is not stated; 10 teams of 4 devices are used, so that 20 to 50 % are whole numbers of teams."
+)
+ONE = "With 4 teams of 10 devices, 2 % (Fig. 4d) and 20 % (Figs. 49-51) of the teams are both one team per round."
 ONLY = "MCLR on MNIST and synthetic data only"
 
 PM, GM, BOTH = ("PM",), ("GM",), ("PM", "GM")
 
 
 def beta(values: Sequence[float], *places: Place, **own: Any) -> list[Series]:
+    """Charts that vary beta."""
     return vary("server_lr", values, *places, **AT_BETA, **own)
 
 
 def gamma(values: Sequence[float], *places: Place, **own: Any) -> list[Series]:
+    """Charts that vary gamma."""
     return vary("team_pull", values, *places, **AT_GAMMA, **own)
 
 
 def lambda_(values: Sequence[float], *places: Place, **own: Any) -> list[Series]:
+    """Charts that vary lambda."""
     return vary("device_pull", values, *places, **AT_LAMBDA, **own)
 
 
 def devices(values: Sequence[float], *places: Place, **own: Any) -> list[Series]:
+    """Charts that vary the share of devices that take part."""
     return vary("device_participation", values, *places, **own)
 
 
 def teams(values: Sequence[float], *places: Place, **own: Any) -> list[Series]:
+    """Charts that vary the share of teams that take part."""
     return vary("team_participation", values, *places, **{"teams": 10, **own})
 
 
 def team_rounds(values: Sequence[float], *places: Place, **own: Any) -> list[Series]:
+    """Charts that vary K."""
     return vary("team_rounds", values, *places, **own)
 
 
@@ -146,7 +157,7 @@ STUDIES = (
     ),
     Study(
         "figure4",
-        "Who takes part, MNIST, MCLR",
+        "Participation, MNIST, MCLR",
         who(OF_DEVICES, OF_TEAMS),
         who(OF_DEVICES_2, OF_TEAMS_2),
         "2 shares instead of 4",
@@ -225,7 +236,11 @@ STUDIES = (
         team_rounds(TEAM_ROUNDS, MNIST_CNN, MNIST, FMNIST_CNN, SYNTHETIC_DNN, SYNTHETIC, rising=BOTH),
         team_rounds((5, 10, 20), MNIST, SYNTHETIC, rising=BOTH),
         f"3 values instead of 4, {ONLY}",
-        (PICTURED, "The section's heading has some of the devices, the captions all of them, as here."),
+        (
+            PICTURED,
+            "According to the section's heading some of the devices take part, according to the captions "
+            "all; here all do.",
+        ),
     ),
     Study(
         "figures57-60",
@@ -239,8 +254,8 @@ STUDIES = (
         [*team_rounds((30, 150), MNIST, rising=GM, **FEW), *team_rounds((30, 150), MNIST, **FEWER)],
         "2 values instead of 4, MNIST only",
         (
-            TEN + " 2 % are then one team and 20 % two; 2 % of 4 devices are one.",
-            "Fig. 60's caption repeats that of Fig. 58 (EMNIST); it is read as MNIST, Fig. 59's companion.",
+            TEN + " 2 % are then one team and 20 % are two; 2 % of 4 devices are one device.",
+            "Fig. 60 has the same caption as Fig. 58 (EMNIST); here it is on MNIST, like Fig. 59.",
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""pFedMT (Banerjee, Yurtsever, Bhuyan 2022): its table, after 100 and after 600 rounds, and its figure."""
+"""pFedMT (Banerjee, Yurtsever, Bhuyan 2022): its table after 100 and after 600 rounds, and its figure."""
 
 from __future__ import annotations
 
@@ -42,24 +42,27 @@ PULLS = {
 }
 
 NOTES = (
-    "MNIST: 2 teams of 10 devices, synthetic data: 2 teams of 25; alpha = 0.01, eta = 0.03, beta = 1, K = 30, L = 20; "
-    "lambda = 15 (MNIST with the CNN: 3), gamma = 0.1 (networks: 1).",
-    "The server's step is Eq. 4, not step 12 as printed, which with these gamma and beta multiplies the model by 1.9 a "
-    "round.",
-    "Not stated, as in PerMFL by the same authors: 2 labels a device on MNIST, synthetic(0.5, 0.5) with 250 to 25,810 "
-    "samples per device, mini-batches of 124, pixels from -1 to 1, pFedMe's R = 20, K = 5 and eta = 0.01, Per-FedAvg's "
-    "inner step 0.01, networks, 10 repetitions; MCLR's l2 is 0.001; teams are random.",
-    "Accuracy is over all test samples together, in the best evaluated round on test data; the figures after 100 "
-    "rounds are read from the first 100 of the 600.",
+    "MNIST: 2 teams of 10 devices; synthetic data: 2 teams of 25. alpha = 0.01, eta = 0.03, beta = 1, K = 30, L = "
+    "20; lambda = 15 (MNIST with the CNN: 3), gamma = 0.1 (networks: 1).",
+    "The server's step is Eq. 4, not step 12 as printed, which multiplies the model by 1.9 per round with these "
+    "gamma and beta.",
+    "Settings that are not stated are those of PerMFL by the same authors: 2 labels per device on MNIST, "
+    "synthetic(0.5, 0.5) with 250 to 25,810 samples per device, mini-batches of 124, pixels from -1 to 1, pFedMe's "
+    "R = 20, K = 5 and eta = 0.01, Per-FedAvg's inner step 0.01, networks, 10 repetitions. MCLR's l2 is 0.001, and "
+    "teams are random.",
+    "Accuracy is computed over all test samples together, in the round that is best on test samples. The values "
+    "after 100 rounds are read from the first 100 of the 600 rounds.",
 )
 
 
 def items(scale: str) -> list[Item]:
+    """The table and the figure of pFedMT's paper."""
     quick = scale == "quick"
     return [*(table(quick, at) for at in range(len(ROUNDS))), figure(quick)]
 
 
 def make(quick: bool, method: str, data: str, model: str) -> PlannedRun:
+    """A run of a method with "MCLR" or "network" as `model`."""
     lam, gamma = PULLS[data, model]
     fields: dict[str, Any] = {**OTHERS.get(method, STEP)}
     if method == "pfedme":
@@ -85,9 +88,8 @@ def make(quick: bool, method: str, data: str, model: str) -> PlannedRun:
 
 
 def reduced(quick: bool, rounds: str) -> str:
-    least = (
-        f"{rounds}, mini-batches of 32 instead of 124, 1 seed instead of 10, a 784-32-10 network in place of the CNN"
-    )
+    """What is smaller at the scale "quick"."""
+    least = f"{rounds}, mini-batches of 32 instead of 124, 1 seed instead of 10, a 784-32-10 network instead of the CNN"
     return least if quick else ""
 
 
@@ -108,7 +110,7 @@ def table(quick: bool, at: int) -> Item:
     ]
     return Item(
         f"table1-{ROUNDS[at]}",
-        f"pFedMT beside other methods, T = {ROUNDS[at]}",
+        f"pFedMT and other methods, T = {ROUNDS[at]}",
         ("data", "model", "method"),
         rows,
         claims=[
@@ -118,12 +120,14 @@ def table(quick: bool, at: int) -> Item:
         reduced=reduced(quick, f"{rounds} rounds instead of {ROUNDS[at]}"),
         notes=(
             *NOTES,
-            "FedAvg's 84.87 is printed for both data; the text's 0.38 % above pFedMe (CNN) are 1.38 there.",
+            "FedAvg's 84.87 is printed for both data sets. The text states a lead of 0.38 % over pFedMe (CNN); in "
+            "the table it is 1.38.",
         ),
     )
 
 
 def best(quick: bool, data: str, model: str, rounds: int, kind: str, whom: str, others: tuple[str, ...]) -> Claim:
+    """The claim that pFedMT's model is better than those of `others`; `whom` is their description in the text."""
     methods = ("pfedmt", *others)
     text = f"{data}, {model_name(data, model)}: pFedMT's {KINDS[kind]} model is better than {whom}"
     runs = [make(quick, method, data, model) for method in methods]
@@ -131,6 +135,7 @@ def best(quick: bool, data: str, model: str, rounds: int, kind: str, whom: str, 
 
 
 def figure(quick: bool) -> Item:
+    """The figure: training loss and test accuracy by round."""
     charts: list[Chart] = []
     claims: list[Claim] = []
     shown = [("pfedmt", "PM"), ("pfedme", "PM"), ("per-fedavg", "PM"), ("pfedmt", "GM"), ("pfedme", "GM")]
@@ -143,12 +148,18 @@ def figure(quick: bool) -> Item:
             for other, kind in (("pfedme", "PM"), ("per-fedavg", "PM"), ("pfedme", "GM")):
                 text = f"{at}: pFedMT ({kind}) is faster than {NAMES[other]} ({kind})"
                 claims.append(rising(text, [runs[other], runs["pfedmt"]], [NAMES[other], "pFedMT"], KINDS[kind]))
-            claims.append(settled(f"{at}: pFedMT (PM) needs fewer than 100 rounds", runs["pfedmt"], "personal", 100))
+            claims.append(
+                settled(f"{at}: pFedMT (PM) converges in fewer than 100 rounds", runs["pfedmt"], "personal", 100)
+            )
     return Item(
         "figure2",
         "Convergence: loss and test accuracy",
         charts=charts,
         claims=claims,
         reduced=reduced(quick, f"{QUICK_ROUNDS[-1]} rounds instead of {ROUNDS[-1]}"),
-        notes=(*NOTES, "Whose loss is drawn is not said: here that on training data, mean over devices."),
+        notes=(
+            *NOTES,
+            "The paper does not state which loss the figure shows; here it is the training loss, "
+            "averaged over devices.",
+        ),
     )

@@ -1,7 +1,7 @@
-"""The parts of a paper's plan: its runs, the figures that the paper prints, and how ours are read from run folders.
+"""The parts of a paper's plan: its runs, the values that the paper reports, and how ours are read from run folders.
 
-A paper is a module with `items(scale) -> list[Item]`. The scale is "full", with the paper's rounds, sizes and number of
-seeds, or "quick", a smaller version of the same tables and figures that takes minutes. Nothing is run here.
+A paper is a module with `items(scale) -> list[Item]`. The scale "full" has the paper's rounds, sizes and number of
+seeds; "quick" is a smaller version of the same tables and figures that takes minutes. This module runs nothing.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# What a row reads of its runs, for one seed: our figure by the paper's protocol (mostly the best round on test samples)
-# and by our own (the round that is best on validation samples); None if there is no such figure.
+# Our value for a row and one seed: by the paper's protocol (mostly the best round on test samples) and by our own (the
+# round that is best on validation samples). None if there is no such value.
 Reading = tuple[float | None, float | None]
 # The points of a curve, for one seed.
 Points = tuple[Sequence[float], Sequence[float | None]]
@@ -23,7 +23,7 @@ class PlannedRun:
     """A run of `polytier run` that a paper needs, for one or more seeds.
 
     Args:
-        name: The name of its folder; runs with equal names are one run.
+        name: The name of its folder; runs with the same name are the same run.
         settings: The settings of `polytier run`.
         seeds: Number of seeds, starting at 0.
 
@@ -39,12 +39,12 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Row:
-    """A figure of the paper beside ours.
+    """A value of the paper and how ours is read.
 
     labels    | its place in the table, one text for each of the item's columns
     runs      | the runs it is read from; `read` is given their folders for one seed, in this order
-    paper     | the paper's figure and its deviation in the item's unit; None if it gives none
-    differs   | why the two cannot be compared, if they cannot
+    paper     | the paper's value and its deviation in the item's unit; None if the paper gives none
+    differs   | why the two values cannot be compared; empty if they can
     """
 
     labels: tuple[str, ...]
@@ -57,7 +57,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line of a figure: mean and interval over the seeds of its runs."""
+    """A line of a figure: the mean and the interval over the seeds of its runs."""
 
     name: str
     runs: tuple[PlannedRun, ...]
@@ -77,7 +77,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Matrix:
-    """The learned collaboration over time, from collaboration.npz of the run's first seed."""
+    """The learned collaboration over time, read from collaboration.npz of the run's first seed."""
 
     title: str
     run: PlannedRun
@@ -85,10 +85,10 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper about a figure, and whether it holds for our runs.
+    """A statement of the paper, and a function that checks whether it holds for our runs.
 
     `holds` is given, for each run, the folders of its finished seeds. It returns whether the claim holds, and the
-    numbers by which that was decided.
+    numbers that decided it.
     """
 
     text: str
@@ -98,11 +98,11 @@ class Claim:
 
 @dataclass(frozen=True)
 class Item:
-    """A table or figure of a paper; a table for 100 and for 600 rounds is two items.
+    """A table or figure of a paper. A table with values after 100 and after 600 rounds is two items.
 
-    reduced  | what is smaller in the scale "quick"; empty for "full"
-    notes    | what we assumed where the paper does not say it or contradicts itself
-    margin   | two figures agree if they differ by at most this, in the item's unit
+    reduced  | what is smaller at the scale "quick"; empty for "full"
+    notes    | what we assumed where the paper does not state it or contradicts itself
+    margin   | two values agree if they differ by at most this, in the item's unit
     """
 
     name: str
@@ -118,7 +118,7 @@ class Item:
     margin: float = 2.0
 
     def runs(self) -> list[PlannedRun]:
-        """Each run once, in the order in which rows, charts, claims and matrices use them."""
+        """All runs without duplicates, in the order in which rows, charts, claims and matrices use them."""
         users = (*self.rows, *(curve for chart in self.charts for curve in chart.curves), *self.claims)
         found = {run.name: run for user in users for run in user.runs} | {m.run.name: m.run for m in self.matrices}
         return list(found.values())

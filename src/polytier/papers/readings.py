@@ -37,7 +37,7 @@ def percent(fraction: float | None) -> float | None:
 
 
 def by_round(model: str, split: str = "test", metric: str = "accuracy") -> Callable[[Sequence[Path]], Points]:
-    """The value of a metric after each evaluated round; fractions in percent."""
+    """The value of a metric after each evaluated round; fractions are in percent."""
 
     def read(folders: Sequence[Path]) -> Points:
         records = [r for r in RunRecord(folders[0]).history if metric in r.get(model, {}).get(split, {})]
@@ -48,19 +48,19 @@ def by_round(model: str, split: str = "test", metric: str = "accuracy") -> Calla
 
 
 def last(read: Callable[[Sequence[Path]], Points], folders: Sequence[Path]) -> list[float]:
-    """The last point of a curve for each seed; `folders` are those of one run."""
+    """The last point of a curve for each seed; `folders` are the folders of one run."""
     values = (read([folder])[1] for folder in folders)
     return [float(v[-1]) for v in values if len(v) and v[-1] is not None]
 
 
 def pooled(model: str, rounds: int | None = None) -> Callable[[Sequence[Path]], Reading]:
-    """The test accuracy over all devices' samples together in the best round, as some papers' code computes it.
+    """The test accuracy over the samples of all devices together in the best round, as some papers' code computes it.
 
-    The second number is by our protocol: the mean over devices in the round that is best on validation samples.
+    The second value follows our protocol: the mean over devices in the round that is best on validation samples.
 
     Args:
         model: "personal", "team" or "global".
-        rounds: Use only this many first rounds; None for all.
+        rounds: Use only the first `rounds` rounds; None for all.
     """
 
     def read(folders: Sequence[Path]) -> Reading:

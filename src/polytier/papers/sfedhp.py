@@ -1,7 +1,7 @@
 """sFedHP's experiments: Tables I-VII and Figures 2-5 (Liu, Wang, Shao, Li).
 
-20 devices with 5 labels each under 4 edges, mini-batches of 20, K = 5 steps of 0.05, R = 20 rounds of an edge (of
-pFedMe: local ones) in each of T = 800 rounds.
+20 devices with 5 labels each, 4 edges, mini-batches of 20, K = 5 steps of size 0.05, T = 800 rounds with R = 20 edge
+rounds each (pFedMe: local rounds).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAMES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar-10": "CIFAR-
 ROMAN = dict(zip(TABLES, ("II", "III", "IV", "V", "VI", "VII"), strict=True))
 MODELS = ("personal", "global")
 GAMMAS = (0.0, 0.0005, 0.001, 0.002, 0.004, 0.008)
-# methods of the scale "quick" in addition to those of Table I
+# methods that the scale "quick" runs in addition to those of Table I
 PERSONAL = ("heurfedamp-0.5", "per-fedavg", "pfedgp")
 QUICK_MORE: dict[Place, tuple[str, ...]] = {
     ("mnist", 1): (*PERSONAL, "pfedme-30", "sfedhp-5", "sfedhp-30"),
@@ -41,57 +41,60 @@ QUICK_MORE: dict[Place, tuple[str, ...]] = {
 }
 QUICK_LAMBDAS, QUICK_GAMMAS = (5, 25), (0.0, 0.001, 0.008)
 REDUCED = (
-    "25 rounds instead of 800 (methods of 5 steps per round: 100), a 784-30-10 network in place of 784-500-200-10, 1 "
-    "seed instead of 3"
+    "25 rounds instead of 800 (methods with 5 steps per round: 100), a 784-30-10 network instead of 784-500-200-10, "
+    "1 seed instead of 3"
 )
 REDUCED_CIFAR = (
-    "5 rounds instead of 800 (methods of 5 steps per round: 20), a 3072-30-10 network in place of the VGG, 1 seed "
+    "5 rounds instead of 800 (methods with 5 steps per round: 20), a 3072-30-10 network instead of the VGG, 1 seed "
     "instead of 3"
 )
 READ = (
-    "These counts at each device (20 devices, 5 labels, 1,000 or 1,200 a class) would take 100,000 images and more: "
-    "they are read as counts over the population, shared by the 10 devices that hold a class. The training and test "
-    "files are merged first.",
-    "R, which the tables leave out, is 20 as in the figures: HierFAVG, pFedMe and sFedHP take 100 steps per device and "
-    "round, the others 5.",
-    "A tenth of each device's training samples is held out, to choose the round by.",
+    "If these counts were per device (20 devices, 5 labels, 1,000 or 1,200 images per class), at least 100,000 "
+    "images would be needed. They are read as counts over all devices, shared by the 10 devices that hold a class. "
+    "The training and test files are merged first.",
+    "R, which the tables do not state, is 20 as in the figures: a device takes 100 steps per round in HierFAVG, "
+    "pFedMe and sFedHP, and 5 in the other methods.",
+    "A tenth of each device's training samples is held out to choose the round.",
 )
 LAMBDA = (
-    "lambda is the one whose figure Table I repeats: of pFedMe the best, of sFedHP 20 (CIFAR-10, setting 2: 30), "
-    "although Tables II-V have better ones at 25 or 30."
+    "lambda is the value whose accuracy Table I repeats: the best one for pFedMe, and 20 for sFedHP (CIFAR-10, "
+    "setting 2: 30), although 25 or 30 is better in Tables II-V."
 )
 SILENT = (
-    "Not stated, and chosen here: HeurFedAMP's sigma = 10 and pull = 1, Per-FedAvg's inner step 0.05, pFedGP's noise = "
-    "0.1 and at most 100 samples to predict from, start and momentum of Nesterov's steps.",
-    "pFedGP regresses on one-hot labels here; its paper classifies by a tree of binary processes.",
+    "Not stated, chosen here: sigma = 10 and pull = 1 of HeurFedAMP, the inner step 0.05 of Per-FedAvg, noise = 0.1 "
+    "and at most 100 samples for predictions of pFedGP, and the start and momentum of Nesterov's steps.",
+    "pFedGP is a regression on one-hot labels here; its paper classifies with a tree of binary processes.",
 )
 TWO_LABELS = (
-    "The paper's words are 5 labels a device. Its personal figures (99 % on Fashion-MNIST) are those of devices with "
-    "2, as in the experiments that it follows; with 2 the counts, read for each device, fit into the data (4 devices "
-    "hold a class), and the global figures are what so many images allow."
+    "The paper states 5 labels per device. Its personal accuracies (99 % on Fashion-MNIST) are typical of devices "
+    "with 2 labels, as in the experiments that it follows. With 2 labels, the counts can be per device without "
+    "exceeding the data (4 devices hold a class), and the global accuracies are plausible for that number of "
+    "images."
 )
 DRAWN = (
-    "The text has no figures of the curves: 800 rounds as in the tables; all of MNIST, 3/4 of it for training, a tenth "
-    "of which is held out.",
-    "Remark 1 counts 79,510 parameters, a 784-100-10 network, where the text has 784-500-200-10: the first is run, "
-    "since the bytes are of it.",
-    "Bytes are of one edge on its link to the server (pFedMe: of one device), down and up: 64 bits a non-zero and 1 "
-    "bit a parameter, or 64 bits a parameter. Parameters nearer to 0 than rho are sent as zeros.",
-    "What gamma1 and gamma2 fall to (below 20 % of non-zeros, after 100 rounds) is 1e-6.",
+    "The text does not give the settings of the curves: 800 rounds are used as in the tables, and all of MNIST with "
+    "3/4 of it for training, a tenth of which is held out.",
+    "Remark 1 counts 79,510 parameters, those of a 784-100-10 network, but the text states 784-500-200-10. The "
+    "first is used, since the reported bytes are those of this network.",
+    "Bytes are those that one edge (pFedMe: one device) receives from and sends to the server: 64 bits per non-zero "
+    "and 1 bit per parameter, or 64 bits per parameter. Parameters whose magnitude is below rho are sent as zeros.",
+    "gamma1 is reduced to 1e-6 when less than 20 % of the parameters are non-zero, gamma2 after 100 rounds; the "
+    "paper does not state the value 1e-6.",
 )
 LAMBDAS_DRAWN = (
-    "Which lambdas are drawn is not in the text: those of the tables. Once with gamma = 0.008 of its caption, once "
-    "with 0.001 of Figure 3."
+    "The text does not state the values of lambda; those of the tables are used, once with gamma = 0.008 as in the "
+    "caption and once with 0.001 as in Figure 3."
 )
-GAMMAS_DRAWN = "Which gammas are drawn is not in the text: from dense (0) to the 0.008 of Figure 4."
+GAMMAS_DRAWN = "The text does not state the values of gamma; they range from 0 (dense) to 0.008 as in Figure 4."
 LEAPS = (
-    "An edge's step of 0.05 gamma tanh(w / rho) leaps over 0 where 0.05 gamma / rho is above 2, from gamma = 0.0024 "
-    "on: weights then go to and fro, none is nearer to 0 than rho for long."
+    "A step of an edge, 0.05 gamma tanh(w / rho), overshoots 0 if 0.05 gamma / rho is above 2, that is for gamma of "
+    "at least 0.0024. Such weights then oscillate and do not stay within rho of 0."
 )
-Runs = Mapping[str, PlannedRun]  # by the name of a figure's line
+Runs = Mapping[str, PlannedRun]  # by the name of the curve
 
 
 def items(scale: str) -> list[Item]:
+    """The tables and figures of sFedHP's paper."""
     quick = scale == "quick"
     tables = (table_i(quick), *(table(place, quick) for place in TABLES), two_labels(quick))
     return [*tables, figure_2(quick), figure_3(quick), figure_4(quick), figure_5(quick)]
@@ -101,6 +104,7 @@ def items(scale: str) -> list[Item]:
 
 
 def table_i(quick: bool) -> Item:
+    """Table I: global models."""
     rows, claims = [], []
     for place, deviations in TABLE_I.items():
         at = (NAMES[place[0]], str(place[1]))
@@ -115,7 +119,9 @@ def table_i(quick: bool) -> Item:
                 runs,
                 ahead(figure, names, margin=AHEAD[place]),
             ),
-            Claim(text + "both methods with edges are above those without", runs, ahead(figure, names, 2, of=min)),
+            Claim(
+                text + "both methods with edges are better than those without", runs, ahead(figure, names, 2, of=min)
+            ),
         ]
     return Item(
         "table-i",
@@ -135,7 +141,7 @@ def table(place: Place, quick: bool) -> Item:
     own = [method for method in methods if method.startswith("sfedhp")]
     order = own + [method for method in methods if method not in own and TABLES[place][method][0] is not None]
     personal = Claim(
-        "sFedHP's personal models are among the best: at its best lambda less than a point below all others",
+        "sFedHP's personal models are among the best: with its best lambda, less than a point below every other method",
         tuple(table_run(method, place, quick) for method in order),
         ahead(best("personal"), titles(order), len(own), -1.0),
     )
@@ -159,16 +165,16 @@ def two_labels(quick: bool) -> Item:
         rows += rows_of((NAMES[place[0]], str(place[1])), methods, place, quick, labels=2)
     return Item(
         "tables-two-labels",
-        "Tables I-VII with 2 labels a device",
+        "Tables I-VII with 2 labels per device",
         ("data", "setting", "method", "model"),
         rows,
-        reduced=f"{REDUCED}, Fashion-MNIST in setting 1 alone" if quick else "",
+        reduced=f"{REDUCED}, only Fashion-MNIST in setting 1" if quick else "",
         notes=(TWO_LABELS, *READ[1:], LAMBDA),
     )
 
 
 def rows_of(at: tuple[str, ...], methods: Sequence[str], place: Place, quick: bool, labels: int = 5) -> list[Row]:
-    """For each method the personal and the global figure, if the paper has them."""
+    """The personal and the global value of each method, if the paper has them."""
     return [
         row(at, method, model, place, quick, labels)
         for method in methods
@@ -186,17 +192,19 @@ def row(
     labels: int = 5,
     deviation: float | None = None,
 ) -> Row:
+    """The row of a method and a kind of model ("personal" or "global")."""
     return Row(
         (*at, METHODS[method][0], model),
         (table_run(method, place, quick, labels),),
         accuracy(model),
         TABLES[place][method][MODELS.index(model)],
         deviation,
-        "a dense network in place of the VGG" if quick and place[0] == "cifar-10" else "",
+        "a fully connected network instead of the VGG" if quick and place[0] == "cifar-10" else "",
     )
 
 
 def titles(methods: Sequence[str]) -> list[str]:
+    """The names of methods as the tables show them."""
     return [METHODS[method][0] for method in methods]
 
 
@@ -204,6 +212,7 @@ def titles(methods: Sequence[str]) -> list[str]:
 
 
 def figure_2(quick: bool) -> Item:
+    """Figure 2: logistic regression on MNIST."""
     pfedme, hier = figure_others(quick, convex=True)
     runs = {"sFedHP": figure_sfedhp(25, 0.0, quick, convex=True), "pFedMe": pfedme, "HierFAVG": hier}
     return Item(
@@ -212,7 +221,7 @@ def figure_2(quick: bool) -> Item:
         charts=[accuracies(runs)],
         claims=[
             claim("sFedHP and pFedMe end with better global models than HierFAVG", runs, final, firsts=2),
-            claim("sFedHP's global model ends above pFedMe's", runs, final, only=("sFedHP", "pFedMe")),
+            claim("sFedHP ends with a better global model than pFedMe", runs, final, only=("sFedHP", "pFedMe")),
             claim(
                 "sFedHP converges faster than pFedMe: its mean over the rounds is higher",
                 runs,
@@ -221,16 +230,17 @@ def figure_2(quick: bool) -> Item:
             ),
         ],
         reduced="40 rounds instead of 800, 1 seed instead of 3" if quick else "",
-        notes=(DRAWN[0], "The l2 coefficient is not given: 0.001."),
+        notes=(DRAWN[0], "The l2 coefficient is not given; 0.001 is used."),
     )
 
 
 def figure_3(quick: bool) -> Item:
+    """Figure 3: a network on MNIST, sparse and dense."""
     pfedme, hier = figure_others(quick)
     sparse, dense = (figure_sfedhp(25, gamma, quick) for gamma in (0.001, 0.0))
     runs = {"sFedHP, sparse": sparse, "sFedHP, dense": dense, "pFedMe": pfedme, "HierFAVG": hier}
     rows = [
-        Row(("bytes that sparse sFedHP saves against pFedMe",), (sparse, pfedme), saved, SAVED),
+        Row(("bytes that sparse sFedHP saves compared with pFedMe",), (sparse, pfedme), saved, SAVED),
         Row(("non-zeros of its global model",), (sparse,), nonzeros_left, NONZEROS),
     ]
     return Item(
@@ -241,15 +251,20 @@ def figure_3(quick: bool) -> Item:
         charts=[accuracies(runs), sparsities(runs), traffic(runs)],
         claims=[
             claim(
-                "sparse sFedHP has about the global model of pFedMe: less than 2 points below it",
+                "sparse sFedHP's global model is about as good as pFedMe's (less than 2 points below)",
                 runs,
                 final,
                 only=("sFedHP, sparse", "pFedMe"),
                 margin=-2.0,
             ),
-            claim("dense sFedHP ends above pFedMe", runs, final, only=("sFedHP, dense", "pFedMe")),
             claim(
-                "sFedHP, sparse and dense, ends above HierFAVG",
+                "dense sFedHP ends with a better global model than pFedMe",
+                runs,
+                final,
+                only=("sFedHP, dense", "pFedMe"),
+            ),
+            claim(
+                "sparse and dense sFedHP end with better global models than HierFAVG",
                 runs,
                 final,
                 firsts=2,
@@ -269,6 +284,7 @@ def figure_3(quick: bool) -> Item:
 
 
 def figure_4(quick: bool) -> Item:
+    """Figure 4: different values of lambda."""
     values, charts, claims = QUICK_LAMBDAS if quick else LAMBDAS, [], []
     for gamma in (0.008, 0.001):
         runs = {f"lambda = {value}, gamma = {gamma}": figure_sfedhp(value, gamma, quick) for value in values}
@@ -279,7 +295,7 @@ def figure_4(quick: bool) -> Item:
         ]
     return Item(
         "figure4",
-        "Figure 4: lambda, on MNIST",
+        "Figure 4: different values of lambda, on MNIST",
         charts=charts,
         claims=claims,
         reduced=less(quick, ", fewer values of lambda"),
@@ -288,11 +304,12 @@ def figure_4(quick: bool) -> Item:
 
 
 def figure_5(quick: bool) -> Item:
+    """Figure 5: different values of gamma."""
     values = QUICK_GAMMAS if quick else GAMMAS
     runs = {f"gamma = {value:g}": figure_sfedhp(25, value, quick) for value in values}
     return Item(
         "figure5",
-        "Figure 5: gamma, on MNIST",
+        "Figure 5: different values of gamma, on MNIST",
         charts=[accuracies(runs), sparsities(runs), traffic(runs)],
         claims=[
             sweep("a larger gamma leaves fewer non-zeros", runs, sparsity, sign=-1),
@@ -305,33 +322,39 @@ def figure_5(quick: bool) -> Item:
 
 
 def accuracies(runs: Runs) -> Chart:
+    """The test accuracy of the global model by round."""
     return chart("global model", "test accuracy %", runs, by_round("global"))
 
 
 def sparsities(runs: Runs) -> Chart:
+    """The share of non-zeros in the global model by round."""
     return chart("non-zeros of the global model", "non-zeros %", runs, nonzeros)
 
 
 def traffic(runs: Runs) -> Chart:
-    return chart("bytes of one edge (pFedMe: one device) until then", "MB", runs, cumulated)
+    """The bytes sent so far by round."""
+    return chart("bytes of one edge so far (pFedMe: one device)", "MB", runs, cumulated)
 
 
 def chart(title: str, y: str, runs: Runs, read: Callable[[Sequence[Path]], Points]) -> Chart:
+    """A chart with one curve per run."""
     return Chart(title, "round", y, [Curve(name, (run,), read) for name, run in runs.items()])
 
 
 def claim(
     text: str, runs: Runs, figure: Figure, *, firsts: int = 1, margin: float = 0.0, only: Sequence[str] = ()
 ) -> Claim:
-    """Claims that each of the first runs is above the others; `only` limits them to some of the first runs."""
+    """The claim that each of the `firsts` first runs is above all others; `only` restricts it to the named runs."""
     names = list(only or runs)
     return Claim(text, tuple(runs[name] for name in names), ahead(figure, names, firsts, margin, min))
 
 
 def sweep(text: str, runs: Runs, figure: Figure, sign: int = 1) -> Claim:
+    """The claim that a value rises (with sign -1: falls) from each run to the next."""
     return Claim(text, tuple(runs.values()), rising(figure, list(runs), sign))
 
 
 def less(quick: bool, more: str = "") -> str:
-    told = "40 rounds instead of 800, 1 seed instead of 3, a 784-50-10 network in place of 784-100-10"
+    """What is smaller at the scale "quick"; `more` is appended."""
+    told = "40 rounds instead of 800, 1 seed instead of 3, a 784-50-10 network instead of 784-100-10"
     return told + more if quick else ""

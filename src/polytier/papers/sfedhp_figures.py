@@ -1,9 +1,9 @@
-"""The figures that sFedHP's paper prints: test accuracy in percent."""
+"""The values that sFedHP's paper reports: test accuracies in percent."""
 
 from __future__ import annotations
 
 LAMBDAS = (5, 15, 20, 25, 30)
-Pair = tuple[float | None, float | None]  # of the personal models and of the global one
+Pair = tuple[float | None, float | None]  # accuracy of the personal models, and of the global model
 Place = tuple[str, int]  # data, setting
 
 
@@ -86,7 +86,7 @@ TABLES: dict[Place, dict[str, Pair]] = {
     ),
 }
 
-# Table I repeats global figures of Tables II-VII and adds their deviations; sFedHP's last
+# Table I repeats the global accuracies of Tables II-VII and adds their deviations; sFedHP is the last one
 TABLE_I: dict[Place, dict[str, float]] = {
     ("mnist", 1): {"fedavg": 0.12, "hier-fedavg": 0.03, "fedprox": 0.15, "pfedme-15": 0.04, "sfedhp-20": 0.03},
     ("mnist", 2): {"fedavg": 0.08, "hier-fedavg": 0.07, "fedprox": 0.08, "pfedme-20": 0.14, "sfedhp-20": 0.06},
@@ -97,4 +97,4 @@ TABLE_I: dict[Place, dict[str, float]] = {
 }
 # "by more than ... %": the lead of sFedHP's global model according to the text about Table I
 AHEAD: dict[Place, float] = dict(zip(TABLES, (1, 2, 2, 3, 19, 3), strict=True))
-NONZEROS, SAVED = 20.0, 80.0  # Figure 3: share of non-zeros aimed at, bytes saved against pFedMe, in percent
+NONZEROS, SAVED = 20.0, 80.0  # Figure 3, in percent: target share of non-zeros; bytes saved compared with pFedMe

@@ -1,4 +1,7 @@
-"""What sFedHP's experiments read of run folders: bytes of one edge, non-zeros, and the conditions of its claims."""
+"""Functions that read sFedHP's values from run folders, and the conditions of its claims.
+
+The values are the bytes of one edge, the share of non-zeros and accuracies.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from polytier.papers.plan import Points, Reading
 from polytier.papers.readings import accuracy, by_round, last
 from polytier.runs.read import RunRecord
 
-Found = Sequence[Sequence[Path]]  # for each run of a claim its folders, one per seed
+Found = Sequence[Sequence[Path]]  # for each run of a claim, its folders, one per seed
 Holds = Callable[[Found], tuple[bool, str]]
 Figure = Callable[[Sequence[Path]], float]  # one number of a run, from the folders of its seeds
 
 
 def one_child(folder: Path, *ways: str) -> list[float]:
-    """Bytes of each round between the server and one edge (one device for a flat method), the mean over all of them."""
+    """Bytes of each round between the server and one edge (flat methods: one device), averaged over all of them."""
     found = []
     for record in RunRecord(folder).history:
         link = next(name for name in record["bytes"] if name.startswith("server-"))
@@ -27,16 +30,16 @@ def one_child(folder: Path, *ways: str) -> list[float]:
 
 
 def cumulated(folders: Sequence[Path]) -> Points:
-    """Megabytes of one edge up to each round, both directions."""
+    """Megabytes that one edge has sent and received up to each round."""
     sums = [total / 1e6 for total in accumulate(one_child(folders[0], "down", "up"))]
     return range(1, len(sums) + 1), sums
 
 
 def nonzeros(folders: Sequence[Path]) -> Points:
-    """Percent of the global model's parameters that are not zero, after each round but the last.
+    """Percentage of the global model's parameters that are not zero, after each round except the last.
 
-    Computed from the bytes that the server sent in the next round: 64 bits per non-zero and 1 bit per parameter, or 64
-    bits per parameter for a dense message.
+    It is computed from the bytes that the server sent in the next round: 64 bits per non-zero and 1 bit per parameter,
+    or 64 bits per parameter for a dense message.
     """
     summary = RunRecord(folders[0]).summary
     if summary is None:
@@ -48,7 +51,7 @@ def nonzeros(folders: Sequence[Path]) -> Points:
 
 
 def nonzeros_left(folders: Sequence[Path]) -> Reading:
-    """The same after the last round that is known."""
+    """The percentage of non-zeros after the last round for which it is known."""
     return next(iter(last(nonzeros, folders)), None), None
 
 
@@ -76,7 +79,7 @@ def final(folders: Sequence[Path]) -> float:
 
 
 def sparsity(folders: Sequence[Path]) -> float:
-    """The percentage of non-zeros in the end."""
+    """The percentage of non-zeros at the end of the run."""
     return mean(last(nonzeros, folders))
 
 
@@ -105,7 +108,7 @@ def ahead(
 
 
 def rising(figure: Figure, names: Sequence[str], sign: int = 1) -> Holds:
-    """Whether the figure rises from run to run; with sign -1, whether it falls."""
+    """Whether the value rises (with sign -1: falls) from each run to the next."""
 
     def holds(runs: Found) -> tuple[bool, str]:
         values = [figure(folders) for folders in runs]
@@ -115,4 +118,5 @@ def rising(figure: Figure, names: Sequence[str], sign: int = 1) -> Holds:
 
 
 def told(names: Sequence[str], values: Sequence[float]) -> str:
+    """The values that decide a claim, as text."""
     return "; ".join(f"{name}: {value:.2f}" for name, value in zip(names, values, strict=True))

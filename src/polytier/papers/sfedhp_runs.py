@@ -1,4 +1,4 @@
-"""The runs of sFedHP's experiments in both scales, by the names that the tables give the methods."""
+"""The runs of sFedHP's experiments at both scales, by the method names of the tables."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from polytier.papers.sfedhp_figures import LAMBDAS, Place
 ROUNDS, SEEDS = 800, 3
 COUNTS = {"mnist": ("200:800", "900:300"), "fashion-mnist": ("200:800", "900:300"), "cifar-10": ("100:400", "450:150")}
 DNN, VGG = "dnn:500x200", "vgg:16-M-32-M-64-M-128-M-128-M"
-# in the scale "quick": rounds of methods that take 100 steps per device and round, and of those that take 5
+# at the scale "quick": rounds of methods in which a device takes 100 steps per round, and of those with 5 steps
 QUICK_ROUNDS = {"mnist": (25, 100), "fashion-mnist": (25, 100), "cifar-10": (5, 20)}
 STEPS: dict[str, Any] = {"device_lr": 0.05, "device_steps": 5}
 
 
 def pfedme(pull: float) -> dict[str, Any]:
+    """The fields of pFedMe."""
     return {
         **STEPS,
         "local_lr": 0.05,
@@ -27,6 +28,7 @@ def pfedme(pull: float) -> dict[str, Any]:
 
 
 def sfedhp(pull: float, gamma: float = 0.0) -> dict[str, Any]:
+    """The fields of sFedHP."""
     return {
         **STEPS,
         "team_lr": 0.05,
@@ -47,7 +49,7 @@ def sfedhp(pull: float, gamma: float = 0.0) -> dict[str, Any]:
     }
 
 
-# by row of the tables: the name that is shown, the method, its fields
+# for each row of the tables: the name that is shown, the method, its fields
 METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "fedavg": ("FedAvg", "fedavg", {**STEPS, "weights": "samples"}),
     "hier-fedavg": ("HierFAVG", "hier-fedavg", {**STEPS, "team_rounds": 20, "weights": "samples"}),
@@ -72,16 +74,17 @@ METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 def run(name: str, quick: bool, rounds: int, **settings: Any) -> PlannedRun:
+    """A run with the settings that all experiments share."""
     shared = {"devices": 20, "teams": 4, "team_formation": "random", "batch_size": 20, "rounds": rounds}
     every = max(1, rounds // (10 if quick else 40))
     return PlannedRun(name, {**settings, **shared, "eval_every": every}, 1 if quick else SEEDS)
 
 
 def table_run(method: str, place: Place, quick: bool, labels: int = 5) -> PlannedRun:
-    """The run of a row of Tables II-VII.
+    """The run for a row of Tables II-VII.
 
-    With 5 labels per device, the counts per class are shared by the devices that hold the class. With 2 labels, every
-    device has these counts, with images of its own: 4 devices hold a class.
+    With 5 labels per device, the counts per class are shared by the devices that hold the class. With 2 labels, each
+    of the 4 devices that hold a class has these counts, with different images.
     """
     (data, setting), (_, algorithm, fields) = place, METHODS[method]
     nested = algorithm in ("hier-fedavg", "pfedme", "sfedhp")
@@ -104,7 +107,7 @@ def table_run(method: str, place: Place, quick: bool, labels: int = 5) -> Planne
 
 
 def figure_run(name: str, algorithm: str, fields: dict[str, Any], convex: bool, quick: bool) -> PlannedRun:
-    """The run of a line in Figures 2-5, on all of MNIST, 3/4 of it for training."""
+    """The run of a curve in Figures 2-5, on all of MNIST with 3/4 of it for training."""
     more = {"model": "mclr", "l2": 0.001} if convex else {"model": "dnn:50" if quick else "dnn:100", "codec": "paper"}
     return run(
         f"{name}-mnist-{'mclr' if convex else 'dnn'}",
@@ -120,6 +123,7 @@ def figure_run(name: str, algorithm: str, fields: dict[str, Any], convex: bool, 
 
 
 def figure_sfedhp(pull: float, gamma: float, quick: bool, convex: bool = False) -> PlannedRun:
+    """The run of sFedHP in one of Figures 2-5."""
     return figure_run(f"sfedhp-{pull:g}-gamma-{gamma:g}", "sfedhp", sfedhp(pull, gamma), convex, quick)
 
 

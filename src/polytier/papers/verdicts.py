@@ -1,6 +1,6 @@
-"""A paper's figures beside ours, from run folders: a verdict for each row and claim, and the blocks of the page.
+"""Compares the values of a paper with ours: a verdict for each row and claim, and the blocks of the page.
 
-`folders` are those of the finished runs, {name of the run: {seed: folder}}.
+`folders` are the folders of the finished runs, {name of the run: {seed: folder}}.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from polytier.report.intervals import interval
 Folders = Mapping[str, Mapping[int, Path]]
 AGREES, HIGHER, LOWER, INCOMPARABLE, MISSING = "agrees", "higher", "lower", "not comparable", "not run"
 TONES = {AGREES: "good", HIGHER: "", LOWER: "bad", INCOMPARABLE: "muted", MISSING: "muted"}
-POINTS, FRAMES, CLIENTS = 300, 12, 100  # of a curve; rounds and clients of a matrix
+POINTS, FRAMES, CLIENTS = 300, 12, 100  # points of a curve; rounds and clients of a matrix
 RULE = (
-    "Ours is the mean over seeds with its 95 % interval (Student's t). A row agrees if the two differ by at most the "
-    "item's margin, or by at most the root of the sum of squares of our interval's half width and twice the paper's "
-    "deviation; otherwise ours is higher or lower. Best: the best round on test data, as papers report; chosen: the "
-    "round that is best on validation data."
+    "Our value is the mean over seeds with its 95 % interval (Student's t). A row agrees if the two values differ "
+    "by at most the item's margin, or by at most the square root of the sum of squares of our interval's half width "
+    "and twice the paper's deviation; otherwise ours is higher or lower. Best: the best round on test data, as "
+    "papers report; chosen: the round that is best on validation data."
 )
 
 
@@ -31,7 +31,7 @@ RULE = (
 
 
 def judge(item: Item, folders: Folders) -> dict[str, Any]:
-    """The figures and verdicts of an item, for reproduction.json."""
+    """The values and verdicts of an item, for reproduction.json."""
     return {
         "name": item.name,
         "title": item.title,
@@ -58,6 +58,7 @@ def judge_row(row: Row, margin: float, folders: Folders) -> dict[str, Any]:
 
 
 def verdict(ours: dict[str, Any] | None, row: Row, margin: float) -> dict[str, Any]:
+    """The difference between our value and the paper's, and the verdict."""
     if ours is None or row.paper is None:
         return {"difference": None, "verdict": MISSING if ours is None else INCOMPARABLE}
     difference = ours["mean"] - row.paper
@@ -103,6 +104,7 @@ def section(item: Item, judged: Mapping[str, Any], folders: Folders, why: Mappin
 
 
 def verdict_table(item: Item, judged: Mapping[str, Any]) -> Table:
+    """The table of an item: the paper's values, ours and the verdicts."""
     rows = []
     for row in judged["rows"]:
         paper = number(row["paper"], row["deviation"])
@@ -117,7 +119,7 @@ def verdict_table(item: Item, judged: Mapping[str, Any]) -> Table:
             cells.append(Cell("-") if none else Cell(word, tone=TONES[word]))
         rows.append([*cells, Cell(row["differs"], tone="muted")])
     columns = (*item.columns, f"paper ({item.unit})", "ours, best", "difference", "verdict")
-    columns = (*columns, "ours, chosen", "difference", "verdict", "why not")
+    columns = (*columns, "ours, chosen", "difference", "verdict", "why not comparable")
     seeds = {row[how]["ours"]["seeds"] for row in judged["rows"] for how in ("best", "chosen") if row[how]["ours"]}
     many = " to ".join(map(str, sorted({min(seeds), max(seeds)}))) if seeds else ""
     note = f"{many} {'seed' if many == '1' else 'seeds'}; margin {item.margin:g}" if many else ""
@@ -132,10 +134,12 @@ def without_empty(columns: Sequence[str], rows: list[list[Any]]) -> tuple[list[s
 
 
 def number(mean: float | None, spread: float | None) -> str:
+    """A mean and its spread, as text."""
     return "-" if mean is None else f"{mean:.2f}" + ("" if spread is None else f" ± {spread:.2f}")
 
 
 def claim_table(item: Item, judged: Mapping[str, Any]) -> Table:
+    """The table of an item's claims."""
     words = {
         True: Cell("holds", tone="good"),
         False: Cell("does not hold", tone="bad"),
@@ -146,17 +150,19 @@ def claim_table(item: Item, judged: Mapping[str, Any]) -> Table:
 
 
 def charts(item: Item, folders: Folders) -> Panels:
+    """The charts of an item that have at least one curve."""
     drawn = [found for chart in item.charts if (found := lines(chart, folders)).series]
     return Panels(item.title, drawn, f"Reduced: {item.reduced}." if item.reduced else "")
 
 
 def lines(chart: Chart, folders: Folders) -> Lines:
+    """A chart with those curves whose runs have finished."""
     series = [found for curve in chart.curves if (found := mean_curve(curve, folders)) is not None]
     return Lines(chart.title, chart.x, chart.y, series)
 
 
 def mean_curve(curve: Curve, folders: Folders) -> Series | None:
-    """Mean and 95 % interval over seeds, at the points that all of them have."""
+    """The mean and the 95 % interval over seeds, at the points that all seeds have; None if there are none."""
     found = [dict(zip(*curve.read(each), strict=True)) for each in by_seed(curve.runs, folders).values()]
     x = sorted(set.intersection(*map(set, found))) if found else []
     x = [x[k] for k in heatmap.evenly(len(x), POINTS)] if x else x
@@ -171,7 +177,7 @@ def mean_curve(curve: Curve, folders: Folders) -> Series | None:
 
 
 def matrices(matrix: Matrix, item: Item, folders: Folders) -> Matrices | None:
-    """The matrices of the first seed over time; None if there are none."""
+    """The collaboration matrices of the first seed over time; None if the run has not finished or has none."""
     seeds = folders.get(matrix.run.name, {})
     path = seeds[min(seeds)] / "collaboration.npz" if seeds else None
     if path is None or not path.exists():
@@ -182,7 +188,7 @@ def matrices(matrix: Matrix, item: Item, folders: Folders) -> Matrices | None:
 
 
 def overview(judged: Sequence[Mapping[str, Any]]) -> Table:
-    """For each item the number of rows that agree and of claims that hold."""
+    """A table with the number of rows that agree and of claims that hold, for each item."""
     rows = []
     for item in judged:
         words = [row["best"]["verdict"] for row in item["rows"]]

@@ -1,1 +1,1 @@
-
+"""Reports about finished and unfinished runs, read from their files: tables, charts, pages and figures."""

@@ -25,4 +25,5 @@ def print_speeds(console: Console, found: dict[str, Any]) -> None:
 
 
 def speed(figures: dict[str, float] | None) -> str:
+    """The median with its range, as text."""
     return "-" if figures is None else "{median:,.0f} ({min:,.0f} to {max:,.0f})".format(**figures)

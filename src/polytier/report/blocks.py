@@ -1,6 +1,6 @@
-"""The blocks of a page: plain descriptions of text, tables and charts. page.py and figures.py draw them.
+"""The blocks of a page: plain descriptions of text, tables and charts, which page.py and figures.py draw.
 
-Numbers in charts are as they are shown: fractions are already percent here.
+Numbers in charts have the unit in which they are shown: fractions are already in percent.
 
 Example:
     >>> losses = Series("fedavg", x=[1, 2, 3], y=[0.9, 0.5, 0.4])
@@ -17,6 +17,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Heading:
+    """A heading."""
+
     text: str
     level: int = 2
 
@@ -39,6 +41,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
+    """A table with a title, the names of its columns, its rows and a note."""
+
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell | str]]
@@ -47,9 +51,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Series:
-    """A line with its band. Where y, low or high hold None, the line is interrupted.
+    """A line with its band. The line is interrupted where y, low or high is None.
 
-    `like` is the name whose colour it has, if that is not its own.
+    `like` is the name of the series whose colour it uses, if not its own.
     """
 
     name: str
@@ -78,7 +82,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Panels:
-    """Charts side by side with one legend; those with the same `y` share its range."""
+    """Charts side by side with one legend; charts with the same `y` share its range."""
 
     title: str
     charts: Sequence[Lines]
@@ -87,9 +91,10 @@ class Panels:
 
 @dataclass(frozen=True)
 class Matrices:
-    """Square matrices over time with a slider, `frames` [(label, values [n, n])]; None is no value (the diagonal).
+    """Square matrices over time with a slider; `frames` are pairs (label, values [n, n]).
 
-    `groups` [n] is the group of each row, equal ones next to each other: borders are drawn between groups.
+    None is no value (the diagonal). `groups` [n] is the group of each row; rows of a group are adjacent, and borders
+    are drawn between groups.
     """
 
     title: str
@@ -100,7 +105,7 @@ class Matrices:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Small bar charts with a common scale, one per name: `series` [(name, heights of the bars, a mark or None)].
+    """Small bar charts with a common scale; `series` are triples (name, heights of the bars, mark or None).
 
     `edges` are the limits of the bars, one more than there are bars; `y` is the label of the heights.
     """
@@ -115,13 +120,13 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Heat:
-    """Coloured cells, `values` [rows, columns] with None for no value.
+    """Coloured cells with `values` [rows, columns]; None is no value.
 
     columns   | the name of each column, shown when the pointer is on it
-    groups    | the group of each column, equal ones next to each other: borders are drawn between groups
+    groups    | the group of each column; columns of a group are adjacent, and borders are drawn between groups
     ends      | a short text at the end of each row
     x, unit   | the labels of the columns and of the values
-    diverging | values above and below zero have different colours
+    diverging | whether values above and below zero have different colours
     """
 
     title: str
@@ -147,7 +152,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks under a heading; a folded section is shown after a click."""
+    """Blocks under a heading; a folded section is hidden until it is clicked."""
 
     title: str
     blocks: Sequence[Any] = field(default_factory=list)

@@ -4,7 +4,7 @@ A record is a run: method, seed, folder, state, reason and, once it is done, the
 
 judged_by         | the kind of model that the method is judged by: personal, else global (else team)
 bytes_until       | bytes sent until that model's test value reached a level; None if it never did
-gradients         | gradients that a device computed in all rounds, the mean over all devices
+gradients         | gradients that a device computed in all rounds, averaged over all devices
 rand_index        | the adjusted Rand index of the groups that were found, where the true ones are known
 better_than_local | share of the devices whose value is better than with Local and the same seed
 
@@ -34,7 +34,7 @@ WAITING, RUNNING, DONE, INTERRUPTED = "waiting", "running", "done", "interrupted
 NOT_APPLICABLE, DIVERGED, FAILED = "not applicable", "diverged", "failed"
 LOCAL = "local"
 OTHERS = ("bytes_until", "better_than_local", "gradients", "rand_index", "seconds")
-MANY = 20  # with more methods than this, only those that are running are shown while runs go on
+MANY = 20  # with more methods than this, the progress table shows only those that are running
 SHARE = MetricInfo("share", unit="%")
 
 
@@ -72,7 +72,7 @@ def make_records(
 
 
 def make_record(out: Path, run: Mapping[str, Any]) -> Record:
-    """What is known of one run alone."""
+    """The fields of a record that depend on this run only."""
     record = dict(run)
     if record["state"] != DONE:
         return record
@@ -94,6 +94,7 @@ def metric_of(records: Sequence[Record]) -> MetricInfo:
 
 
 def sent_until(out: Path, record: Record, until: float | None, metric: MetricInfo) -> int | None:
+    """The bytes sent until the metric reached a level; None if it never did or none is given."""
     judge = record["judged_by"]
     if until is None or metric.name == LOSS.name or (record[judge] or {}).get(metric.name) is None:
         return None
@@ -107,6 +108,7 @@ def by_device(out: Path, record: Record, metric: MetricInfo) -> dict[str, float]
 
 
 def paired(a: Mapping[str, float], b: Mapping[str, float]) -> list[tuple[float, float]]:
+    """The values of devices that are in both mappings, as pairs."""
     return [(value, b[name]) for name, value in a.items() if name in b]
 
 
@@ -117,7 +119,7 @@ def by_method(out: Path, records: Sequence[Record], metric: MetricInfo | None = 
     """The figures of each method over its seeds, the best method first.
 
     Figures are {mean, half, seeds}: the mean over the seeds that have one, and half the width of its 95 % interval.
-    p_value is that of the paired test against the best method; `best` says that there is no difference to it.
+    p_value is that of the paired test against the best method; `best` is true if they do not differ significantly.
     """
     finished = [record for record in records if record["state"] == DONE]
     done = {record["method"]: [r for r in finished if r["method"] == record["method"]] for record in records}
@@ -163,7 +165,7 @@ def metric_in(row: Mapping[str, Any]) -> MetricInfo:
 
 
 def write(out: Path, settings: dict[str, Any], records: Sequence[Record], methods: Sequence[dict[str, Any]]) -> None:
-    """compare.json: settings, records, methods; compare.csv: one line per record."""
+    """Write compare.json (settings, records, methods) and compare.csv (one line per record)."""
     found = {"settings": settings, "records": records, "methods": methods}
     (out / FILE).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     lines = [dict(flat(record)) for record in records]
@@ -175,7 +177,7 @@ def write(out: Path, settings: dict[str, Any], records: Sequence[Record], method
 
 
 def flat(record: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Names such as personal_loss; lists are left out."""
+    """The fields of a record as pairs, with names such as personal_loss; lists are left out."""
     for name, value in record.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{name}_")
@@ -184,7 +186,7 @@ def flat(record: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any
 
 
 def comparison_table(methods: Sequence[dict[str, Any]], records: Sequence[Record], until: float) -> Table:
-    """One row per method, the best first; columns that no method has are left out."""
+    """One row per method, the best first; columns without any value are left out."""
     metric = metric_in(methods[0])
     columns: dict[str, list[str]] = {"method": [f"{m['method']}{' *' if m['best'] else ''}" for m in methods]}
     for kind in KINDS:
@@ -208,6 +210,7 @@ def shown(found: dict[str, Any] | None, text: Callable[[float], str]) -> str:
 
 
 def until_text(row: dict[str, Any]) -> str:
+    """The bytes until a level was reached, as text; "never" if no seed reached it."""
     if not row["seeds"] or row["metric"] == LOSS.name:
         return "-"
     if row["bytes_until"] is None:
@@ -217,7 +220,7 @@ def until_text(row: dict[str, Any]) -> str:
 
 
 def states(method: str, records: Sequence[Record]) -> str:
-    """done, or how the seeds ended."""
+    """ "done", or the states in which the seeds ended."""
     found = [record["state"] for record in records if record["method"] == method]
     kinds = dict.fromkeys(found)
     return ", ".join(kind if len(kinds) == 1 else f"{found.count(kind)} {kind}" for kind in kinds)
@@ -226,7 +229,7 @@ def states(method: str, records: Sequence[Record]) -> str:
 def print_comparison(
     console: Console, methods: Sequence[dict[str, Any]], records: Sequence[Record], until: float, out: Path
 ) -> None:
-    """The table, what it shows, and why runs are not done."""
+    """Print the table, its explanation, and the reasons for runs that are not done."""
     console.print(comparison_table(methods, records, until))
     if any(m["seeds"] for m in methods):
         line(console, f"test {methods[0]['metric']} of the last round, mean over devices, ± half the 95 % interval")
@@ -242,7 +245,10 @@ def print_comparison(
 
 
 def progress_table(out: Path, runs: Sequence[Mapping[str, Any]]) -> Table:
-    """How far each run has come: one row per method, one column per seed; of many methods those that are running."""
+    """The progress of each run: one row per method, one column per seed.
+
+    With more than `MANY` methods, only those that are running are shown.
+    """
     seeds = list(dict.fromkeys(run["seed"] for run in runs))
     rows: dict[str, list[str]] = {run["method"]: [run["method"]] for run in runs}
     for seed in seeds:
@@ -256,7 +262,7 @@ def progress_table(out: Path, runs: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def progress(folder: Path, state: str, rounds: int) -> str:
-    """The leading metric so far of a run that goes on, or of its result."""
+    """The current round and leading metric of a run, or its result."""
     run = RunRecord(folder)
     if state == DONE:
         summary = run.summary or {}

@@ -14,11 +14,11 @@ from polytier.report.heatmap import evenly
 from polytier.report.intervals import quantile
 from polytier.runs.read import JUDGES, Record, RunRecord
 
-POINTS = 240  # of a line; a page does not show more
+POINTS = 240  # of a line; more would not be visible on a page
 SPLITS = ("test", "validation", "train")
 BAND = "Bands: 95 % interval of the mean over seeds (Student's t)."
 
-Pick = Callable[[Record], float | None]  # the number of a round that a chart shows
+Pick = Callable[[Record], float | None]  # reads the value that a chart shows from the record of a round
 
 
 # -- which figures there are --------------------------------------------------------------------------
@@ -30,7 +30,7 @@ def figures(record: Record, model: str = "") -> Mapping[str, Any]:
 
 
 def kinds_of(study: Study, model: str = "") -> list[str]:
-    """personal, teams of all tiers from the devices up, global: those that any method has."""
+    """The kinds of models that any method has: personal, teams of all tiers from the devices up, global."""
     found = {
         kind
         for variant in study.variants
@@ -50,7 +50,7 @@ def judge_of(variant: Variant, kinds: Sequence[str]) -> str | None:
 
 
 def metric_of(study: Study, kinds: Sequence[str]) -> tuple[MetricInfo, str]:
-    """The metric and the split that are shown: the leading metric on test samples, if there are such figures."""
+    """The metric and the split that are shown: the leading metric, on test samples if it was measured there."""
     seen = {
         (metric, split)
         for variant in study.variants
@@ -66,7 +66,7 @@ def metric_of(study: Study, kinds: Sequence[str]) -> tuple[MetricInfo, str]:
 
 
 def picker(kind: str, split: str, metric: MetricInfo, model: str = "") -> Pick:
-    """Picks the value of a metric, as it is shown, out of a round's record."""
+    """A function that reads the value of a metric, in the unit shown, from the record of a round."""
 
     def pick(record: Record) -> float | None:
         value = figures(record, model).get(kind, {}).get(split, {}).get(metric.name)
@@ -79,7 +79,7 @@ def picker(kind: str, split: str, metric: MetricInfo, model: str = "") -> Pick:
 
 
 def line(variant: Variant, pick: Pick, at: Callable[[RunRecord], Mapping[int, float]] | None = None) -> Series | None:
-    """The mean over the seeds at every round that has a figure; `at` gives places on the axis other than the rounds."""
+    """The mean over the seeds at every round that has a value; `at` maps rounds to other positions on the axis."""
     by_seed = [{r["round"]: value for r in run.history if (value := pick(r)) is not None} for run in variant.runs]
     rounds = sorted(set().union(*by_seed))
     if not rounds:
@@ -93,7 +93,7 @@ def line(variant: Variant, pick: Pick, at: Callable[[RunRecord], Mapping[int, fl
 
 
 def band(values: np.ndarray) -> tuple[list[float], list[float], list[float]]:
-    """Mean and 95 % interval over the first axis, as `intervals.interval`; NaN is no value; no band of one seed."""
+    """Mean and 95 % interval over the first axis, as `intervals.interval`; NaN is no value; one seed has no band."""
     there = np.isfinite(values)
     number, mean = there.sum(0), np.nanmean(values, 0)
     if number.max() < 2:
@@ -104,18 +104,23 @@ def band(values: np.ndarray) -> tuple[list[float], list[float], list[float]]:
 
 
 def chart(study: Study, title: str, metric: MetricInfo, split: str, pick_of: Callable[[Variant], Pick | None]) -> Lines:
+    """A chart with one line per variant; `pick_of` gives what is shown of it."""
     lines = (line(variant, pick) for variant in study.variants if (pick := pick_of(variant)))
     return Lines(title, "round", f"{split} {metric.axis}", [series for series in lines if series], note(study))
 
 
 def note(study: Study) -> str:
+    """The note about bands and unfinished runs."""
     bands = BAND if any(len(v.runs) > 1 for v in study.variants) else "One seed each: no bands."
     cut = " Dashed: unfinished runs, up to their last round." if any(not v.finished for v in study.variants) else ""
     return bands + cut
 
 
 def by_round(study: Study) -> Iterator[Lines | Panels]:
-    """The model that each method is judged by; then all kinds of models, the losses, and each of several models."""
+    """Charts by round.
+
+    First the model that each method is judged by; then all kinds of models, the losses, and each of several models.
+    """
     kinds = kinds_of(study)
     metric, split = metric_of(study, kinds)
     judges = {variant: judge_of(variant, kinds) for variant in study.variants}

@@ -1,4 +1,4 @@
-"""What a page shows of devices: the leading metric of each one, gains and losses against Local, and labels."""
+"""The charts of a page about devices: the leading metric of each one, gains and losses against Local, and labels."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from polytier.runs.read import RunRecord
 CELLS = 350  # columns of coloured cells; where there are more devices, several share a cell
 BARS = 20
 
-ByDevice = Mapping[str, float]  # values as they are shown, by the device's id
+ByDevice = Mapping[str, float]  # values in the unit shown, by the device's id
 
 
 # -- the leading metric -------------------------------------------------------------------------------
 
 
 def by_device(run: RunRecord, metric: MetricInfo) -> dict[str, float]:
-    """The test value of each device, as it is shown, of the model that the method is judged by."""
+    """The test value of each device, in the unit shown, of the model that the method is judged by."""
     return {name: metric.factor * value for name, value in run.by_device(metric=metric).items()}
 
 
 def metric_charts(study: Study, local: Variant | None) -> Iterator[Histogram | Heat | None]:
-    """How the leading metric is distributed over devices, and who gains and loses against Local."""
+    """The distribution of the leading metric over devices, and the devices that gain and lose against Local."""
     metric = study.metric
     found = {variant: {run.seed: by_device(run, metric) for run in variant.runs} for variant in study.finished}
     found = {variant: seeds for variant, seeds in found.items() if any(seeds.values())}
@@ -54,10 +54,10 @@ def edges_of(values: np.ndarray, metric: MetricInfo) -> np.ndarray:
 
 
 def strip(found: Mapping[Variant, Mapping[int, ByDevice]], local: Variant | None, metric: MetricInfo) -> Heat | None:
-    """One column per device (or per few, where there are many), sorted by its value with Local; one seed."""
+    """One column per device (or per several, if there are many), sorted by its value with Local, for one seed."""
     compared = len(found) > 1 and local in found
     ruler = local if compared and local else next(iter(found))  # the variant whose values sort the devices
-    # data are drawn anew with each seed: the first seed of those that most methods have
+    # each seed has different data, so one seed is shown: the first of those that most methods have
     seed = max(sorted(found[ruler]), key=lambda seed: sum(seed in seeds for seeds in found.values()))
     base = found[ruler][seed]
     order = sorted(base, key=lambda name: metric.sign * base[name])
@@ -76,7 +76,7 @@ def strip(found: Mapping[Variant, Mapping[int, ByDevice]], local: Variant | None
     text = f"A column is {each}, sorted by the {metric.name} with {ruler.name}, the worst first; seed {seed}."
     if not compared:
         unit = metric.unit or metric.name
-        return Heat("Who gets what", names, columns, values, x="devices", unit=unit, note=text)
+        return Heat("Values of the devices", names, columns, values, x="devices", unit=unit, note=text)
     return Heat(
         "Who gains and who loses against Local",
         names,
@@ -84,13 +84,14 @@ def strip(found: Mapping[Variant, Mapping[int, ByDevice]], local: Variant | None
         values,
         ends=[gains(found[variant], found[ruler], metric) for variant in rows],
         unit="% points" if metric.unit == "%" else f"gain in {metric.name}",
-        x="devices, those worst off alone first",
+        x="devices, sorted by their value with Local, the worst first",
         diverging=True,
         note=f"{text} Shares of those who gain and lose are of all devices and seeds.",
     )
 
 
 def column_name(ids: Any) -> str:
+    """The device or devices of a column, as text."""
     return f"device {ids[0]}" if len(ids) == 1 else f"{len(ids)} devices, {ids[0]} .. {ids[-1]}"
 
 
@@ -106,7 +107,7 @@ def gains(own: Mapping[int, ByDevice], base: Mapping[int, ByDevice], metric: Met
 
 
 def labels(study: Study) -> Iterator[Heat | Text]:
-    """Which labels each device holds, from the first finished run; of several models, one by one."""
+    """The labels that each device holds, from the first finished run; several models one after the other."""
     run = next((variant.runs[0] for variant in study.finished), None)
     devices = {} if run is None else run.devices
     prefixes = dict.fromkeys(name.removesuffix("samples") for name in devices if name.endswith("samples"))
@@ -128,7 +129,7 @@ def labels(study: Study) -> Iterator[Heat | Text]:
 def label_shares(
     counts: np.ndarray, labels: Sequence[str], ids: Sequence[str], teams: Sequence[str], what: str, run: Any
 ) -> Iterator[Heat]:
-    """The share of each label in what a device and, if there are several teams, a team holds."""
+    """The share of each label among the samples of each device and, if there are several teams, of each team."""
     teams = teams if any(teams) else [""] * len(ids)
     place = {team: k for k, team in enumerate(sorted(set(teams), key=natural))}
     mostly = counts.argmax(1).tolist()
@@ -167,5 +168,5 @@ def natural(text: str) -> tuple[bool, int, str]:
 
 
 def percent(sums: np.ndarray) -> list[list[float]]:
-    """[columns, labels] counts as the share of each label in its column, one row per label."""
+    """The share of each label in its column, one row per label, from counts [columns, labels]."""
     return (100 * sums / np.maximum(sums.sum(1, keepdims=True), 1)).T.tolist()

@@ -26,7 +26,7 @@ STYLE = {
     "grid.color": "0.9",
     "grid.linewidth": 0.5,
     "lines.linewidth": 1.2,
-    "pdf.fonttype": 42,  # fonts are embedded as they are
+    "pdf.fonttype": 42,  # embeds fonts as TrueType, so that text can be edited
     "svg.hashsalt": "polytier",
     "savefig.dpi": 200,
 }
@@ -39,7 +39,7 @@ WIDTH = 3.4  # inches: a column of a paper
 CHARACTERS = 20  # of a caption, per inch
 TITLE = 32  # characters per line of a panel's title
 PANELS = 6  # matrices in a figure
-BORDERS, NAMED = 40, 12  # with more groups than this no borders, no names
+BORDERS, NAMED = 40, 12  # with more groups than this, no borders or no names are drawn
 
 
 def save(block: Any, path: Path | str, form: str | None = None, names: Sequence[str] = ()) -> None:
@@ -72,7 +72,7 @@ def require() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise ValueError('figures need an extra: pip install "polytier[plots]"') from error
+        raise ValueError('figures need matplotlib, which is not installed: pip install "polytier[plots]"') from error
 
 
 def colours(names: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -84,6 +84,7 @@ def colours(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def lines(figure: Any, block: Lines, looks: dict[str, Any]) -> None:
+    """Draw a line chart."""
     beside = len(block.series) > 4
     figure.set_size_inches(WIDTH + (1.3 if beside else 0.6), 2.5)
     axis = figure.subplots()
@@ -94,6 +95,7 @@ def lines(figure: Any, block: Lines, looks: dict[str, Any]) -> None:
 
 
 def panels(figure: Any, block: Panels, looks: dict[str, Any]) -> None:
+    """Draw charts side by side."""
     charts = block.charts
     columns = 2 if len(charts) == 4 else min(3, len(charts)) or 1
     rows = -(-len(charts) // columns) or 1
@@ -116,6 +118,7 @@ def panels(figure: Any, block: Panels, looks: dict[str, Any]) -> None:
 
 
 def plot(axis: Any, chart: Lines, looks: dict[str, Any]) -> None:
+    """Draw the lines and bands of a chart."""
     for series in chart.series:
         look = looks[series.like or series.name]
         x, y = numbers(series.x), numbers(series.y)
@@ -139,7 +142,7 @@ def plot(axis: Any, chart: Lines, looks: dict[str, Any]) -> None:
 
 
 def keep_within(axis: Any, chart: Lines) -> None:
-    """Cut bands of percentages at 0 and 100. Call it when all that shares the axis is drawn: it fixes the range."""
+    """Limit bands of percentages to 0 and 100. It fixes the range, so call it after everything is drawn."""
     low, high = axis.get_ylim()
     possible = all(0 <= value <= 100 for series in chart.series for value in series.y if value is not None)
     if "%" in chart.y and possible and (low < -5 or high > 105):
@@ -147,7 +150,7 @@ def keep_within(axis: Any, chart: Lines) -> None:
 
 
 def caption(figure: Any, note: str) -> None:
-    """A note below the figure, broken into lines that fit."""
+    """Write a note below the figure, broken into lines that fit."""
     if note:
         width, height = figure.get_size_inches()
         text = textwrap.fill(note, int(CHARACTERS * width))
@@ -156,11 +159,12 @@ def caption(figure: Any, note: str) -> None:
 
 
 def numbers(values: Iterable[float | None]) -> np.ndarray:
+    """The values as floats, NaN for None."""
     return np.array([np.nan if value is None else value for value in values], dtype=float)
 
 
 def legend(figure: Any, axes: Iterable[Any], place: str | None) -> None:
-    """Each name once."""
+    """Draw a legend with each name once."""
     found: dict[str, Any] = {}
     for axis in axes:
         found |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
@@ -176,6 +180,7 @@ def legend(figure: Any, axes: Iterable[Any], place: str | None) -> None:
 
 
 def histogram(figure: Any, block: Histogram, looks: dict[str, Any]) -> None:
+    """Draw small bar charts."""
     columns = min(4, len(block.series))
     rows = -(-len(block.series) // columns)
     figure.set_size_inches(1.6 * columns + 0.4, 1.3 * rows + 0.5)
@@ -193,7 +198,7 @@ def histogram(figure: Any, block: Histogram, looks: dict[str, Any]) -> None:
 
 
 def tree(figure: Any, block: Tree, looks: dict[str, Any]) -> None:
-    """One bar per link and direction, between the names of the tiers, from the top."""
+    """Draw one bar per link and direction, between the names of the tiers, from the top."""
     columns = min(3, len(block.methods))
     rows = -(-len(block.methods) // columns)
     deepest = max(len(links) for _, _, links in block.methods)
@@ -220,6 +225,7 @@ def tree(figure: Any, block: Tree, looks: dict[str, Any]) -> None:
 
 
 def heat(figure: Any, block: Heat, looks: dict[str, Any]) -> None:
+    """Draw coloured cells."""
     from matplotlib.colors import LinearSegmentedColormap
 
     values = grid(block.values)
@@ -246,6 +252,7 @@ def heat(figure: Any, block: Heat, looks: dict[str, Any]) -> None:
 
 
 def matrices(figure: Any, block: Matrices, looks: dict[str, Any]) -> None:
+    """Draw up to `PANELS` matrices, evenly spaced in time."""
     chosen = np.unique(np.linspace(0, len(block.frames) - 1, PANELS).round().astype(int))
     frames = [(block.frames[k][0], grid(block.frames[k][1])) for k in chosen]
     low, high = min(0.0, *(np.nanmin(v) for _, v in frames)), max(np.nanmax(v) for _, v in frames)
@@ -271,7 +278,7 @@ def matrices(figure: Any, block: Matrices, looks: dict[str, Any]) -> None:
 
 
 def borders(axis: Any, groups: Sequence[str], down: bool, named: bool = True) -> None:
-    """Lines between groups of columns (and, `down`, of rows), and the names of few of them."""
+    """Draw lines between groups of columns (with `down`, also of rows), and the names of a few groups."""
     change = [k for k in range(1, len(groups)) if groups[k] != groups[k - 1]]
     starts, ends = [0, *change], [*change, len(groups)]
     for end in change if len(change) < BORDERS else ():
@@ -290,6 +297,7 @@ def grid(values: Any) -> np.ndarray:
 
 
 def bare(axis: Any) -> None:
+    """Remove grid, ticks and frame of an axis."""
     axis.grid(visible=False)
     axis.tick_params(length=0)
     for spine in axis.spines.values():

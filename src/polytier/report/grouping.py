@@ -1,4 +1,4 @@
-"""Run folders found and put together: by data and model into studies, then by method and settings into variants."""
+"""Finds run folders and groups them: by data and model into studies, then by method and settings into variants."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from polytier.models.metrics import MetricInfo
 from polytier.runs.read import Record, RunRecord, shared_metrics
 from polytier.runs.spec import PYTHON, of_scope
 
-NO_FILES = "data_dir"  # where the files of the data are changes nothing
+NO_FILES = "data_dir"  # the place of the data files does not change the result
 DATA = (*(name for name in of_scope("data") if name != NO_FILES), "model")
 NO_DATA = ("random", "learned")  # ways to form teams that do not change the devices' samples
-# where, how and by what a run was computed and judged; runs of one setting may differ in these, and in the seed
+# settings about where and how a run was computed and judged; runs of one variant may differ in these and in the seed
 NO_SETTING = (*of_scope("compute"), NO_FILES, "seed", "metric", "versions")
 SETTINGS_IN_A_NAME = 3
 
@@ -28,9 +28,9 @@ class Variant:
     """One line of a chart: the finished runs of a method with the same settings, or one unfinished run.
 
     Args:
-        name: The method, and the settings that tell it from other variants of the method.
+        name: The method, and the settings in which it differs from other variants of the method.
         runs: One per seed.
-        like: The name of the variant whose colour it has; "" for its own.
+        like: The name of the variant whose colour it uses; "" for its own.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Variant:
 
     @property
     def finished(self) -> bool:
+        """Whether its runs are finished."""
         return self.runs[0].finished
 
 
@@ -52,6 +53,7 @@ class Study:
 
     @property
     def finished(self) -> list[Variant]:
+        """The variants whose runs are finished."""
         return [variant for variant in self.variants if variant.finished]
 
     @cached_property
@@ -61,7 +63,7 @@ class Study:
 
     @property
     def metric(self) -> MetricInfo:
-        """The metric that leads here: the first one that all runs have."""
+        """The leading metric: the first one that all runs have."""
         return self.metrics[0]
 
 
@@ -69,11 +71,12 @@ class Study:
 
 
 def is_run(folder: Path) -> bool:
+    """Whether this is a run folder."""
     return (folder / "config.toml").is_file() and any((folder / f).exists() for f in ("topology.json", "metrics.jsonl"))
 
 
 def find(folders: Iterable[Path]) -> list[Path]:
-    """The run folders among and below these, each once; run folders inside a run folder are left out."""
+    """The run folders among and below these, without duplicates; run folders inside a run folder are left out."""
     found: dict[Path, Path] = {}
     for folder in folders:
         if not folder.is_dir():
@@ -90,6 +93,7 @@ def find(folders: Iterable[Path]) -> list[Path]:
 
 
 def below(folder: Path) -> Iterator[Path]:
+    """The run folders in a folder and below it, sorted by name."""
     for path, names, _ in os.walk(folder):
         if is_run(Path(path)):
             names.clear()  # do not search inside a run folder
@@ -98,9 +102,10 @@ def below(folder: Path) -> Iterator[Path]:
 
 
 def read(folder: Path) -> RunRecord:
+    """Read a run folder; raises a ValueError if it names no algorithm."""
     run = RunRecord(folder)
     if "algorithm" not in run.config:
-        raise ValueError(f"{folder / 'config.toml'} is not of a run: it names no algorithm")
+        raise ValueError(f"{folder / 'config.toml'} does not belong to a run: it names no algorithm")
     return run
 
 
@@ -108,7 +113,7 @@ def read(folder: Path) -> RunRecord:
 
 
 def studies(folders: Iterable[Path]) -> list[Study]:
-    """All runs in these folders by their data; runs on different data are never in one study."""
+    """All runs in these folders as studies; runs on different data are never in one study."""
     by_data: dict[str, list[RunRecord]] = {}
     for run in map(read, find(folders)):
         by_data.setdefault(json.dumps(data_of(run.config), sort_keys=True), []).append(run)
@@ -133,14 +138,14 @@ def data_of(config: Mapping[str, Any]) -> Record:
 
 
 def holdings(run: RunRecord) -> str:
-    """A hash of how many samples of which label each device holds; empty while that is not known."""
+    """A hash of the number of samples of each label at each device; empty while it is unknown."""
     kinds = ("id", "samples", "train", "validation", "test")
     columns = {k: v for k, v in run.devices.items() if k.endswith(kinds) or "label_" in k}
     return hashlib.sha256(json.dumps(columns).encode()).hexdigest() if columns else ""
 
 
 def apart(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
-    """Runs with the same settings of their data, separated where their devices do not hold the same samples."""
+    """Runs with the same data settings, separated where their devices do not hold the same samples."""
     held = {run: holdings(run) for run in runs}
     seen: dict[int, set[str]] = {}
     for run in runs:
@@ -155,6 +160,7 @@ def apart(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
 
 
 def make_study(runs: Sequence[RunRecord], suffix: str) -> Study:
+    """A study of runs on the same data; `suffix` is appended to its title."""
     notes: list[str] = []
     copies: list[str] = []
     by_setting: dict[str, dict[int, RunRecord]] = {}
@@ -162,7 +168,11 @@ def make_study(runs: Sequence[RunRecord], suffix: str) -> Study:
         if not run.whole:
             notes.append(
                 f"{run.folder}: metrics.jsonl is cut in the middle of a line; it is used up to round {run.rounds}. "
-                + ("All else comes from the other files." if run.finished else f"Go on: polytier resume {run.folder}")
+                + (
+                    "All other values are from the other files."
+                    if run.finished
+                    else f"Continue it with: polytier resume {run.folder}"
+                )
             )
         same = by_setting.setdefault(json.dumps(settings_of(run.config), sort_keys=True), {})
         twin = same.get(run.seed)
@@ -183,7 +193,7 @@ def make_study(runs: Sequence[RunRecord], suffix: str) -> Study:
 
 
 def settings_of(config: Mapping[str, Any], prefix: str = "") -> Record:
-    """All settings on which the result depends but the seed, in one dict: set.device_lr."""
+    """All settings except the seed on which the result depends, in one dict with keys such as set.device_lr."""
     found: Record = {}
     for name, value in config.items():
         if isinstance(value, Mapping) and (prefix or name not in NO_SETTING):

@@ -1,4 +1,4 @@
-"""Heat maps of who listens to whom over time, from the collaboration.npz of a run, for a page and as a figure."""
+"""Heat maps of the weights between clients over time, from the collaboration.npz of a run: page block and figure."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from polytier.models.metrics import MetricInfo
 
-LEVEL = 0.05  # two methods whose test has a larger p-value than this are not told apart
+LEVEL = 0.05  # methods whose test has a larger p-value do not differ significantly
 
 
 def interval(values: Iterable[float | None]) -> dict[str, Any] | None:
@@ -36,14 +36,14 @@ def interval(values: Iterable[float | None]) -> dict[str, Any] | None:
 
 @cache
 def quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t distribution with so many degrees of freedom."""
+    """The 97.5 % quantile of Student's t distribution with `freedom` degrees of freedom."""
     from scipy.stats import t
 
     return float(t.ppf(0.975, freedom))
 
 
 def interval_text(found: dict[str, Any] | None, metric: MetricInfo) -> str:
-    """The mean of an interval ± half its width, as people read the metric; "-" if there is none."""
+    """The mean of an interval ± half its width, as the metric is shown; "-" if there is none."""
     return "-" if found is None else metric.text(found["mean"], found["half"])
 
 

@@ -44,7 +44,7 @@ def latex(table: Table) -> str:
 
 
 def to_the_right(table: Table) -> list[bool]:
-    """For each column whether it holds numbers, which are aligned to the right."""
+    """Whether each column holds numbers, which are aligned to the right."""
     return [
         any(isinstance(row[k], Cell) and isinstance(row[k].value, int | float) for row in table.rows)  # type: ignore[union-attr]
         for k in range(len(table.columns))
@@ -52,14 +52,17 @@ def to_the_right(table: Table) -> list[bool]:
 
 
 def text_of(cell: Cell | str) -> str:
+    """The text of a cell."""
     return cell if isinstance(cell, str) else cell.text
 
 
 def marked(cell: Cell | str, text: str, how: str) -> str:
+    """The text in the format `how` if the cell is one of the best."""
     return how.format(text) if isinstance(cell, Cell) and cell.tone == "good" else text
 
 
 def row_of(cells: list[str]) -> str:
+    """A row of a Markdown table."""
     return f"| {' | '.join(cells)} |"
 
 

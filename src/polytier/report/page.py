@@ -19,7 +19,7 @@ from polytier.report.palette import DARK, DIVERGING, LIGHT, names_in
 
 SCRIPTS = ("charts.js", "cells.js", "page.js")
 DIGITS = 5  # significant digits of a number on the page
-LEVELS = 254  # different colours of a cell; 0 is no value
+LEVELS = 254  # number of colours of a cell; 0 stands for no value
 # the page may load nothing; a live page may ask its own server whether there is a newer version
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; connect-src 'self'"
 
@@ -71,6 +71,7 @@ def render(title: str, blocks: Iterable[Any], subtitle: str = "", live: str = ""
 
 
 def source(name: str) -> str:
+    """The text of a file in this package."""
     return files("polytier.report").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -116,6 +117,7 @@ def plain_cell(cell: Cell) -> list[Any]:
 
 
 def number(value: float) -> float | int | None:
+    """The number with `DIGITS` significant digits; None if it is not finite."""
     if not math.isfinite(value):
         return None
     short = float(f"{value:.{DIGITS}g}")
@@ -123,13 +125,14 @@ def number(value: float) -> float | int | None:
 
 
 def as_floats(values: Any) -> np.ndarray:
+    """The values as an array of floats, NaN for None."""
     if isinstance(values, np.ndarray) and values.dtype.kind == "f":
         return values
     return np.array([[math.nan if v is None else v for v in row] for row in values], dtype=float)
 
 
 def cells(matrices: Sequence[np.ndarray]) -> tuple[list[str], float | int | None, float | int | None]:
-    """Values as bytes in base64, 1 for the lowest and 255 for the highest, 0 for none; the lowest and the highest."""
+    """Values as bytes in base64 (1: lowest, 255: highest, 0: no value), and the lowest and the highest value."""
     there = [matrix[np.isfinite(matrix)] for matrix in matrices]
     every = np.concatenate(there) if there else np.zeros(0)
     low, high = (float(every.min()), float(every.max())) if len(every) else (0.0, 0.0)

@@ -1,4 +1,4 @@
-"""From run folders to the blocks of a page about them: summary, charts, configuration."""
+"""The blocks of a page about run folders: summary, charts, configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from polytier.report.intervals import LEVEL, interval, interval_text
 from polytier.runs.read import KINDS, RunRecord, score
 from polytier.tree.collaboration import FILE
 
-UNTIL = 0.9  # of a metric for which higher is better
+UNTIL = 0.9  # default level of metrics for which higher is better
 FRAMES, CLIENTS = 16, 96  # rounds and rows of a collaboration matrix
 
 
@@ -32,7 +32,7 @@ def page_of(folders: Sequence[Path]) -> tuple[str, str, list[Any]]:
     blocks: list[Any] = []
     if len(found) > 1:
         text = (
-            f"These runs are of {len(found)} different data sets or models. Each has a part of its own below: nothing "
+            f"These runs are on {len(found)} different data sets or models. Each has a separate part below; nothing "
             "is averaged or compared across them."
         )
         blocks.append(Text(text))
@@ -43,11 +43,12 @@ def page_of(folders: Sequence[Path]) -> tuple[str, str, list[Any]]:
 
 
 def count(number: int, what: str) -> str:
+    """A number and what it counts, as text."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def blocks_of(study: Study) -> Iterator[Any]:
-    """All that a page shows of one study."""
+    """All blocks of a page about one study."""
     yield from map(Text, study.notes)
     yield summary_table(study)
     if study.finished and (models := models_table(study)).rows:
@@ -68,13 +69,13 @@ def blocks_of(study: Study) -> Iterator[Any]:
 
 
 def summary_tables(folders: Sequence[Path], until: float | None = None) -> Iterator[tuple[str, Table, list[str]]]:
-    """For each data set: its title, the summary and notes on its runs."""
+    """For each study: its title, the summary and notes on its runs."""
     for study in studies(folders):
         yield study.title, summary_table(study, until), study.notes
 
 
 def collaboration(study: Study) -> Iterator[Matrices]:
-    """Who listens to whom over time, of the first run of each method that learns it."""
+    """The weights between clients over time, from the first run of each method that learns them."""
     for variant in study.finished:
         run = next((run for run in variant.runs if (run.folder / FILE).exists()), None)
         if run is not None:
@@ -87,7 +88,7 @@ def collaboration(study: Study) -> Iterator[Matrices]:
 
 
 def alone(study: Study) -> Variant | None:
-    """The runs of Local that others are compared with; of several settings, the best."""
+    """The runs of Local that others are compared with; the best ones if there are several settings."""
     own = [variant for variant in study.finished if variant.runs[0].config["algorithm"] == LOCAL]
     metric = study.metric
 
@@ -163,6 +164,7 @@ def method_row(
 
 
 def sum_of(ways: dict[str, int]) -> int:
+    """The bytes of both directions."""
     return sum(ways.values())
 
 
@@ -173,17 +175,17 @@ def metric_cell(found: dict[str, Any] | None, metric: MetricInfo, best: bool = F
 
 
 def cell(found: dict[str, Any] | None, text: Any) -> Cell:
-    """The same for numbers that are no metric, written by `text`."""
+    """A mean with its interval for values that are not a metric, formatted by `text`."""
     return Cell(comparison.shown(exact(found), text), found["mean"] if found else None, "" if found else "muted")
 
 
 def exact(found: dict[str, Any] | None) -> dict[str, Any] | None:
-    """An interval whose half width is left out if it is zero."""
+    """The interval without its half width if that is zero."""
     return found and {**found, "half": found["half"] or None}
 
 
 def unfinished_row(variant: Variant, traffic: dict[str, Any] | None, metric: MetricInfo) -> dict[str, Cell]:
-    """The cells of a run that goes on, with its last figures."""
+    """The cells of an unfinished run, with its last values."""
     run = variant.runs[0]
     row = {"method": Cell(variant.name, variant.name, "muted")}
     for kind in KINDS:
@@ -197,7 +199,7 @@ def unfinished_row(variant: Variant, traffic: dict[str, Any] | None, metric: Met
 
 
 def models_table(study: Study) -> Table:
-    """Several models on the same devices, one by one."""
+    """One row for each of several models on the same devices."""
     rows, metric = [], study.metric
     for variant in study.finished:
         each = [run.summary["models"] for run in variant.runs if run.summary and run.summary.get("models")]
@@ -214,7 +216,7 @@ def models_table(study: Study) -> Table:
 
 
 def configuration(study: Study) -> Iterator[Table]:
-    """Which settings all runs share, which differ, and one line per run."""
+    """The settings that all runs share, the settings that differ, and one line per run."""
     flat = [settings_of(variant.runs[0].config) for variant in study.variants]
     names = list(dict.fromkeys(name for settings in flat for name in settings))
     alike = [name for name in names if len({json.dumps(settings.get(name)) for settings in flat}) == 1]
@@ -226,7 +228,7 @@ def configuration(study: Study) -> Iterator[Table]:
 
 
 def differences(study: Study, flat: Sequence[dict[str, Any]], alike: Iterable[str]) -> Iterator[list[Cell | str]]:
-    """The method and its own settings; of an unfinished run only if no finished one has the same."""
+    """The method and its settings; for an unfinished run only if no finished one has the same."""
     names = {variant.name for variant in study.variants}
     for variant, settings in zip(study.variants, flat, strict=True):
         if variant.finished or variant.like not in names:
@@ -235,6 +237,7 @@ def differences(study: Study, flat: Sequence[dict[str, Any]], alike: Iterable[st
 
 
 def run_row(variant: Variant, run: RunRecord) -> list[Cell | str]:
+    """The cells of a run in the table of all runs."""
     seconds = sum(record.get("seconds", 0) for record in run.history)
     hidden = {k: v for k, v in run.config.items() if k in NO_SETTING and k not in ("seed", "out", "data_dir", "metric")}
     made = hidden.pop("versions", {}) | {k: v for k, v in hidden.items() if v is not None}

@@ -1,4 +1,4 @@
-"""A local web server for the page of runs that go on."""
+"""A local web server that shows runs while they are training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILES = ("config.toml", "metrics.jsonl", "summary.json")  # summary.json is writ
 
 
 class Watched:
-    """The page of a folder, made again when files of its runs have changed."""
+    """The page of a folder, rendered again when files of its runs have changed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._lock = folder, threading.Lock()
@@ -39,6 +39,7 @@ class Watched:
         return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
 
     def page(self) -> str:
+        """The current page."""
         with self._lock:
             version = self.version()
             if version != self._made[0]:
@@ -46,6 +47,7 @@ class Watched:
             return self._made[1]
 
     def _make(self, version: str) -> str:
+        """Render the page; while no run can be read, it shows the reason."""
         try:
             title, subtitle, blocks = page_of([self.folder])
         except (OSError, ValueError) as error:  # nothing there yet, or a file is just being written
@@ -71,7 +73,7 @@ def serve(folder: Path, port: int, ready: Callable[[str], None]) -> None:
             elif path == "/version":
                 self.answer(200, "text/plain", watched.version())
             else:
-                self.answer(404, "text/plain", "there is nothing here; the page is /")
+                self.answer(404, "text/plain", "not found; the page is at /")
 
         def answer(self, code: int, kind: str, text: str) -> None:
             content = text.encode()

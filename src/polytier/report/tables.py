@@ -26,11 +26,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: bool = F
 
 
 def line(console: Console, text: str, style: str | None = None) -> None:
-    """Plain text, never broken into lines or coloured by its content."""
+    """Print plain text without line breaks or automatic colours."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def number(value: float | None) -> str:
+    """The number with two decimals; "-" if there is none."""
     return "-" if value is None else f"{value:.2f}"
 
 
@@ -50,6 +51,7 @@ def result_table(summary: dict[str, Any], metric: MetricInfo) -> Table:
 
 
 def at_round(figures: dict[str, Any] | None, metric: MetricInfo) -> str:
+    """A value and its round, as text."""
     return f"{score(figures, metric)} (round {figures['round']})" if figures else "-"
 
 
@@ -77,6 +79,7 @@ def models_table(models: dict[str, Any], metric: MetricInfo) -> Table:
 
 
 def traffic_table(summary: dict[str, Any]) -> Table:
+    """The bytes sent over each link, down and up."""
     rows = [(link, size(ways["down"]), size(ways["up"])) for link, ways in summary["traffic"].items()]
     return table(("traffic", "down", "up"), rows, right=True)
 
@@ -90,7 +93,7 @@ def title(config: dict[str, Any]) -> str:
 
 
 def print_summary(console: Console, config: dict[str, Any], summary: dict[str, Any], folder: Path) -> None:
-    """The result of a run."""
+    """Print the result of a run."""
     teams = f" in {summary['teams']} teams" if summary["teams"] else ""
     line(console, f"{title(config)}, seed {summary['seed']}", style="bold")
     who = f"{summary['devices']} devices{teams}"
@@ -105,18 +108,18 @@ def print_summary(console: Console, config: dict[str, Any], summary: dict[str, A
     console.print(traffic_table(summary))
     console.print()
     speed = summary["device_steps_per_second"] or 0
-    line(console, f"{duration(summary['seconds'])} of training, {speed:,.0f} device steps a second")
+    line(console, f"{duration(summary['seconds'])} of training, {speed:,.0f} device steps per second")
     if "collaboration" in summary:
         found = summary["collaboration"]
         match = f"adjusted Rand index {found['adjusted_rand_index']:.2f}, contrast {found['contrast'] or 0:.2f}"
         line(console, f"{found['groups']} groups learned; against the true ones: {match}")
     if summary["never_took_part"]:
-        line(console, f"{summary['never_took_part']} devices never took part and keep the first model")
+        line(console, f"{summary['never_took_part']} devices never took part and still have the initial model")
     line(console, f"run folder: {folder}")
 
 
 def print_until(console: Console, run: RunRecord, level: float) -> None:
-    """For each kind of model, the bytes that were sent until the leading metric reached a level."""
+    """Print the bytes that were sent until the leading metric reached a level, for each kind of model."""
     rows, metric = [], run.metric
     for model in (m for m in KINDS if any(metric.name in r.get(m, {}).get("test", {}) for r in run.history)):
         found = bytes_until(run.history, level, model, metric=metric)
@@ -126,12 +129,12 @@ def print_until(console: Console, run: RunRecord, level: float) -> None:
 
 
 def print_unfinished(console: Console, run: RunRecord) -> None:
-    """How far a run has come that has no results yet."""
+    """Print the progress of a run that has no results yet."""
     line(console, f"{title(run.config)}: round {run.rounds} of {run.wanted}", style="bold")
     if run.last:
         rows = [(m, score(run.last[m].get("test"), run.metric)) for m in KINDS if m in run.last]
         console.print(table((f"test {run.metric.name}", f"round {run.last['round']}"), rows, right=True))
-    line(console, f"no results yet; go on with: polytier resume {run.folder}")
+    line(console, f"no results yet; continue with: polytier resume {run.folder}")
 
 
 # -- the gain of training several models together -----------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a page shows of traffic: bytes by link, what a value has cost, sizes of messages, zeros in the models."""
+"""The charts of a page about traffic: bytes by link, the metric against bytes, message sizes, zeros in the models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polytier.report.grouping import Study
 from polytier.report.intervals import interval, interval_text
 from polytier.runs.read import KINDS, Record, RunRecord
 
-SPARSE = ("sparse", "paper")  # how the names of the codecs begin that leave out zeros
+SPARSE = ("sparse", "paper")  # prefixes of codecs that leave out zeros
 NODES_OPENED = 64  # nodes of a tier whose models are searched for zeros
 VALUE_BYTES = {"float16": 2, "sparse16": 2, "float64": 8, "sparse64": 8, "paper": 8}  # by codec; others 4
 
@@ -39,7 +39,7 @@ def traffic(study: Study) -> Iterator[Tree | Lines]:
 
 
 def sent(run: RunRecord) -> dict[int, float]:
-    """Bytes until each round, on all links, both directions."""
+    """Bytes sent up to each round, on all links and in both directions."""
     total, found = 0, {}
     for record in run.history:
         total += sum(sum(ways.values()) for ways in record["bytes"].values())
@@ -48,7 +48,7 @@ def sent(run: RunRecord) -> dict[int, float]:
 
 
 def against_bytes(study: Study) -> Lines:
-    """The leading metric by the bytes sent so far; a method that sends nothing is a level line."""
+    """The leading metric against the bytes sent so far; a method that sends nothing is a horizontal line."""
     kinds = kinds_of(study)
     metric, split = metric_of(study, kinds)
     lines: list[Series] = []
@@ -64,7 +64,7 @@ def against_bytes(study: Study) -> Lines:
         for series in lines
         if max(series.x) == 0
     ]
-    text = "Bytes on all links, both directions. " + ("Level lines: methods that send nothing. " if level else "")
+    text = "Bytes on all links, both directions. " + ("Horizontal lines: methods that send nothing. " if level else "")
     title = f"{split.capitalize()} {metric.name} against bytes"
     order = {variant.name: k for k, variant in enumerate(study.variants)}
     both = sorted([*moving, *level], key=lambda series: order[series.name]) if moving else []
@@ -92,7 +92,7 @@ def sparsity(study: Study) -> Iterator[Panels | Table | Text | None]:
 
 
 def zeros(folder: Path) -> dict[str, float]:
-    """By kind of model, the share of parameters that are zero; of several models, all together."""
+    """The share of parameters that are zero by kind of model; several models are counted together."""
     from safetensors import SafetensorError, safe_open
 
     counts: dict[str, tuple[int, int]] = {}
@@ -100,7 +100,7 @@ def zeros(folder: Path) -> dict[str, float]:
         none, total = counts.get(path.stem, (0, 0))
         try:
             with safe_open(path, "np") as file:
-                for name in file.keys():  # noqa: SIM118  it is no dict
+                for name in file.keys():  # noqa: SIM118  not a dict
                     rows = file.get_slice(name)
                     values = rows[: min(NODES_OPENED, rows.get_shape()[0])]
                     none, total = none + int((values == 0).sum()), total + values.size
@@ -120,12 +120,12 @@ def message_sizes(study: Study) -> Panels | None:
         found = [series for v in study.variants if (series := line(v, kilobytes(link))) is not None]
         lines = [series for series in found if any(series.y)]
         charts.append(Lines(link, "round", "kB per node and round", lines))
-    text = "What a node below the link sends and gets in a round. The codecs sparse and paper leave out zeros. "
+    text = "What a node below the link sends and receives in a round. The codecs sparse and paper leave out zeros. "
     return Panels("Size of messages by round", [each for each in charts if each.series], text + note(study))
 
 
 def kilobytes(link: str) -> Pick:
-    """Picks the kB per participant on a link out of a round's record."""
+    """A function that reads the kB per participant on a link from the record of a round."""
 
     def pick(record: Record) -> float | None:
         number = record.get("participants", {}).get(link.split("-")[-1])

@@ -1,1 +1,1 @@
-"""Many models as one tensor: rows, gradients, local solvers."""
+"""Many models as one tensor: rows, their gradients, and local solvers."""

@@ -121,7 +121,7 @@ class Objective:
         A pickle of the objective then names the files, and other processes map them instead of getting a copy.
         """
         if any(path.exists() for path, _, _ in self._files.values()):
-            return  # it is shared by several models, and was moved for the first one
+            return  # several models share it, and it was moved for the first one
         for k, (name, values) in enumerate(self.frozen.items()):
             self._files[name] = as_file(values.detach().cpu(), folder / f"frozen-{k}")
         empty: dict[int, Any] = {id(p): nn.Parameter(p.new_empty(0), False) for p in self.frozen.values()}
@@ -139,12 +139,13 @@ class Objective:
             parameter.data = values.clone() if values.data_ptr() % LINE else values
 
     def __copy__(self) -> Objective:
-        """Shares the module; graphs are traced again."""
+        """A copy that shares the module; graphs are traced again."""
         copied = object.__new__(type(self))
         copied.__dict__.update(self.__dict__, _compiled={})
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
+        """The state to pickle, without graphs; frozen parameters in files are named, not copied."""
         state = {**self.__dict__, "_compiled": {}}  # graphs are traced again in another process
         if self._light and all(path.exists() for path, _, _ in self._files.values()):
             state["module"], state["dropouts"] = self._light
@@ -153,6 +154,7 @@ class Objective:
         return {**state, "_light": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore the state; frozen parameters are mapped from their files."""
         self.__dict__.update(state)
         self._place_frozen()
 
@@ -199,7 +201,7 @@ class Objective:
         return found.add_(theta, alpha=self.l2) if self.l2 and loss is None else found
 
     def grad_pieces(self, theta: Tensor, batch: Batch) -> Iterator[tuple[Tensor | slice, list[Piece]]]:
-        """The same gradients for some rows at a time, as columns side by side, so that they need not be concatenated.
+        """The same gradients for some rows at a time, as adjacent columns, so that they need not be concatenated.
 
         Yields:
             Which rows, and their columns from left to right (see `Piece`). They are new tensors, which may be written
@@ -308,7 +310,7 @@ class Objective:
         return of_stack
 
     def _eager(self, kind: str, loss: Callable | None, inputs: list[Tensor]) -> Tensor:
-        """One row by autograd."""
+        """Compute one row by autograd."""
         function = self._function(kind, loss)
         if kind != "grad":
             with torch.no_grad():
@@ -336,7 +338,7 @@ class Objective:
 
 
 class SharedLookup(TorchFunctionMode):
-    """Look up embeddings in the frozen table itself: vmap would first copy the table once per row."""
+    """Look up embeddings in the frozen table, because vmap would first copy the table once per row."""
 
     def __init__(self, tables: dict[int, Tensor]) -> None:
         super().__init__()
@@ -351,7 +353,7 @@ class SharedLookup(TorchFunctionMode):
 
 
 def stacks_of(n: int) -> list[slice]:
-    """n rows as a multiple of 4, then 2 and 1, so that few shapes are traced.
+    """Split n rows into a multiple of 4, then 2 and 1, so that few shapes are traced.
 
     Example:
         >>> stacks_of(7)
@@ -367,13 +369,13 @@ def columns(piece: Piece) -> Tensor:
 
 
 def choose_batching(objective: Objective, batch: Batch, generator_key: int = 0) -> str:
-    """Find the fastest batching for which a row has the same bits in a stack and alone, and set it.
+    """Find the fastest batching for which a row has the same bits in a stack and alone, and set it on the objective.
 
     Args:
         objective: its `batching` is changed.
         batch: a real batch of some devices. Each row is also computed alone, as a copy: its bits must not depend on
             its address either.
-        generator_key: of the random models that are tried.
+        generator_key: the key of the random models that are tried.
 
     Returns:
         "stacked", "single" or "eager".

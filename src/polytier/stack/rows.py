@@ -205,6 +205,7 @@ class Answers(Sums):
 
     @cached_property
     def _summed(self) -> Sums:
+        """The sums of all answers by parent."""
         summed = Sums.zeros(self.sent, self.num)
         if len(self.ids):
             folded = fold(self.rows, share_of_samples(self.samples, self.parent), self._blocks)
@@ -213,10 +214,12 @@ class Answers(Sums):
 
     @property
     def sums(self) -> dict[str, Rows]:  # type: ignore[override]
+        """By name of the weight: the weighted sum of the answers."""
         return self._summed.sums
 
     @property
     def totals(self) -> dict[str, Tensor]:  # type: ignore[override]
+        """By name of the weight: the sum of the weights."""
         return self._summed.totals
 
     def grouped(self, by: Tensor, groups: int, empty: Rows) -> Sums:

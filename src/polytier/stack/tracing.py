@@ -38,12 +38,12 @@ def trace(function: Callable, inputs: Sequence[Tensor], pieces: bool = False) ->
         between. Tensors that are not inputs (parameters and buffers of a module) are referenced, not copied.
 
     Raises:
-        TypeError: an operation gives no tensor, so that what follows may depend on the values.
+        TypeError: an operation does not return a tensor, so the next operations may depend on the values.
     """
     inputs = [i.clone() for i in inputs]
     record = Record(inputs)
     with torch.no_grad(), warnings.catch_warnings(), record:
-        warnings.simplefilter("ignore")  # they are about tracing; a user can do nothing about them
+        warnings.simplefilter("ignore")  # about tracing; users cannot avoid them
         found = function(*inputs)
     graph = record.graph
     graph.output(record.node_of(found))
@@ -88,6 +88,7 @@ class Record(TorchDispatchMode):
         return self.nodes[id(value)] if isinstance(value, Tensor) else value
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation and append it to the graph."""
         kwargs = kwargs or {}
         with self:
             simpler = func.decompose(*args, **kwargs)
@@ -103,12 +104,15 @@ class Record(TorchDispatchMode):
             for k, each in enumerate(found):
                 self.know(each, self.graph.call_function(getitem, (node, k)))
         else:
-            raise TypeError(f"{func} gives no tensor, so what follows may depend on the data")
+            raise TypeError(f"{func} does not return a tensor, so the next operations may depend on the data")
         return found
 
 
 def direct(graph: Any, constants: Any) -> Callable:
-    """The graph as a function that calls each operation without its Python wrapper, a fifth of a small one's time."""
+    """The graph as a function that calls each operation without its Python wrapper.
+
+    The wrapper takes a fifth of the time of a small operation.
+    """
     code = graph.python_code("self")
     names = dict(code.globals)
 
@@ -243,7 +247,7 @@ def source(node: Any) -> Any:
 
 
 def first_input(graph: Any) -> Any:
-    """The node of the rows."""
+    """The node of the first input, the rows."""
     return next(iter(graph.nodes))
 
 

@@ -1,1 +1,1 @@
-"""Several runs: comparisons, searches, reproductions, measurements."""
+"""Commands that make several runs: comparisons, searches, reproductions and benchmarks."""

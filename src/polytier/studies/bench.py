@@ -1,4 +1,4 @@
-"""`polytier bench`: measures the engine, a hand-written loop and the bare kernels in one run."""
+"""`polytier bench`: measures the speed of the engine, of a hand-written loop and of bare kernels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from polytier.studies.bench_works import WORKS, HandWritten, Kernels, Work, floa
 
 SECONDS = 1.0  # approximate seconds of one measurement
 
-Rounds = Callable[[int], Any]  # computes so many rounds
+Rounds = Callable[[int], Any]  # computes a given number of rounds
 
 
 def bench_works(names: Sequence[str], file: Path | None, repeat: int, workers: int | None) -> None:
@@ -37,7 +37,10 @@ def bench_works(names: Sequence[str], file: Path | None, repeat: int, workers: i
     facts = {"versions": versions(), "cores": cores, "threads": threads, "workers": workers or cores, "repeat": repeat}
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # not available on Windows
     if load > cores / 2:
-        say(f"the machine is busy (load {load:.1f} on {cores} cores); loop and kernels use threads, which suffer most")
+        say(
+            f"the machine is busy (load {load:.1f} on {cores} cores); this slows down the loop and the kernels most, "
+            "because they use threads"
+        )
     figures: list[dict[str, Any]] = []
     for name in dict.fromkeys(names or WORKS):
         say(f"{name}: {WORKS[name].described()}")
@@ -48,7 +51,7 @@ def bench_works(names: Sequence[str], file: Path | None, repeat: int, workers: i
 
 
 def check_writable(file: Path) -> None:
-    """Raise an error if the file cannot be written, before minutes of measurements."""
+    """Raise an error if the file cannot be written, before measurements that take minutes."""
     if file.is_dir() or not file.parent.is_dir():
         wrong = f"{file} is a folder" if file.is_dir() else f"the folder {file.parent} does not exist"
         raise ValueError(f"--json {file}: {wrong}; give a file such as bench.json")
@@ -83,6 +86,7 @@ def measure(work: Work, repeat: int, workers: int) -> dict[str, Any]:
 
 
 def timed(run: Rounds, rounds: int, threads: int) -> float:
+    """Seconds that a number of rounds takes with this number of threads."""
     torch.set_num_threads(threads)
     started = time.perf_counter()
     run(rounds)
@@ -90,7 +94,7 @@ def timed(run: Rounds, rounds: int, threads: int) -> float:
 
 
 def calibrate(run: Rounds, threads: int) -> int:
-    """Number of rounds for one measurement; also traces graphs and starts workers before the measurements."""
+    """The number of rounds for one measurement. Its trial runs also trace graphs and start workers."""
     timed(run, 2, threads)
     rounds = 1
     while (took := timed(run, rounds, threads)) < SECONDS / 2:
@@ -99,7 +103,7 @@ def calibrate(run: Rounds, threads: int) -> int:
 
 
 def fastest(kernels: Kernels) -> Kernels:
-    """The kernels with the fastest tile size, from one device to all, because they serve as the upper bound."""
+    """The kernels with the fastest tile size. All sizes are tried, because the kernels serve as the upper bound."""
     took = {}
     for tile in kernels.tiles():
         kernels.tile = tile

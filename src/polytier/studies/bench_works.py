@@ -28,13 +28,13 @@ Parameters = list[Tensor]  # weight, bias, weight, bias, ...
 
 @dataclass(frozen=True)
 class Work:
-    """FedAvg on random data; PerMFL where there are teams. Each device goes through its samples in batches."""
+    """A workload: FedAvg on random data, or PerMFL if there are teams. Each device uses its samples batch by batch."""
 
     model: str
     inputs: tuple[int, ...]  # the shape of a sample; images, with channels, are uint8
     devices: int
     batch: int
-    batches: int = 20  # a device's samples, in batches
+    batches: int = 20  # number of batches that a device's samples make up
     steps: int = 20
     teams: int = 0
     team_rounds: int = 1
@@ -51,16 +51,19 @@ class Work:
 
     @property
     def algorithm(self) -> Algorithm:
+        """The method with the step sizes above."""
         if not self.teams:
             return FedAvg(ALPHA, self.steps)
         return PerMFL(ALPHA, ETA, BETA, LAMBDA, GAMMA, self.steps, self.team_rounds)
 
     def described(self) -> str:
+        """The method and its sizes, as text."""
         method = f"PerMFL, {self.teams} teams of {self.team_rounds} rounds" if self.teams else "FedAvg"
         sizes = "x".join(map(str, self.inputs))
         return f"{method}, {self.model} on {sizes}, {self.devices} devices, {self.steps} steps on {self.batch} samples"
 
     def module(self) -> nn.Module:
+        """A new model with the initial parameters."""
         return make_model(self.model, self.inputs, CLASSES, 0)
 
     def data(self) -> tuple[np.ndarray, np.ndarray]:
@@ -73,6 +76,7 @@ class Work:
         return x, rng.integers(0, CLASSES, shape)
 
     def federation(self, x: np.ndarray, y: np.ndarray) -> Federation:
+        """The data as a federation."""
         n, samples = y.shape
         owner = np.repeat(np.arange(n), samples)
         team = owner // (n // self.teams) if self.teams else None
@@ -80,6 +84,7 @@ class Work:
         return Federation.from_arrays(flat, y.reshape(-1), owner, team, shares=(1, 0, 0), num_classes=CLASSES)
 
     def engine(self, federation: Federation, workers: int) -> Loop:
+        """The run that the engine computes."""
         return make_loop(self.algorithm, federation, self.model, batch_size=self.batch, workers=workers)
 
 
@@ -99,12 +104,12 @@ def floats(x: np.ndarray) -> Tensor:
 
 
 def flat(parameters: Sequence[Tensor]) -> Tensor:
-    """[1, d], as the engine's server keeps it."""
+    """The parameters as one row [1, d], as the engine's server keeps them."""
     return torch.cat([p.detach().reshape(1, -1) for p in parameters], 1)
 
 
 def run_engine(loop: Loop, rounds: int) -> Tensor:
-    """Run rounds without evaluation."""
+    """Run rounds without evaluation; returns the global model."""
     for _ in range(rounds):
         loop.step()
     assert isinstance(loop.state, Tensor)
@@ -117,7 +122,11 @@ State = dict[str, Tensor]
 
 
 class HandWritten:
-    """One module for all devices, load_state_dict for each, torch.optim.SGD, a randperm per epoch, gathers."""
+    """The works as a hand-written loop over devices.
+
+    One module serves all devices: each loads its state with load_state_dict, takes steps with torch.optim.SGD, and
+    gathers its batches from a new random permutation per epoch.
+    """
 
     def __init__(self, work: Work, x: Tensor, y: Tensor) -> None:
         self.work, self.x, self.y = work, x, y
@@ -125,14 +134,17 @@ class HandWritten:
         self.state = copied(self.model)
 
     def run(self, rounds: int) -> Tensor:
+        """Compute rounds; returns the global model [1, d]."""
         for _ in range(rounds):
             self.state = self.permfl_round(self.state) if self.work.teams else self.fedavg_round(self.state)
         return flat(list(self.state.values()))
 
     def fedavg_round(self, x: State) -> State:
+        """One round of FedAvg."""
         return mean([self.device(c, x) for c in range(self.work.devices)])
 
     def permfl_round(self, x: State) -> State:
+        """One round of PerMFL."""
         teams, size = [], self.work.devices // self.work.teams
         for first in range(0, self.work.devices, size):
             w = x
@@ -144,6 +156,7 @@ class HandWritten:
         return {k: x[k] - BETA * GAMMA * (x[k] - w[k]) for k in x}
 
     def device(self, c: int, start: State, pull: float = 0.0) -> State:
+        """The local steps of device c, with a pull towards `start`."""
         work, model = self.work, self.model
         model.load_state_dict(start)
         optimizer = torch.optim.SGD(model.parameters(), lr=ALPHA)
@@ -165,10 +178,12 @@ class HandWritten:
 
 
 def copied(model: nn.Module) -> State:
+    """A copy of the model's state."""
     return {k: v.clone() for k, v in model.state_dict().items()}
 
 
 def mean(states: list[State]) -> State:
+    """The mean of each parameter over several states."""
     return {k: torch.stack([s[k] for s in states]).mean(0) for k in states[0]}
 
 
@@ -176,9 +191,10 @@ def mean(states: list[State]) -> State:
 
 
 class Kernels:
-    """Products, activations, softmax and update of stacks of devices, in place, on data stored in batches.
+    """The works as bare kernels: products, activations, softmax and updates of stacks of devices, in place.
 
-    No gathers, no autograd, no bookkeeping. A stack has `tile` devices; all its steps run before the next stack starts.
+    Data are stored in batches, without gathers, autograd or bookkeeping. A stack has `tile` devices; all its steps run
+    before the next stack starts.
     """
 
     def __init__(self, work: Work, x: Tensor, y: Tensor) -> None:
@@ -188,18 +204,22 @@ class Kernels:
         self.state: Parameters = [p.detach().clone() for p in work.module().parameters()]
 
     def tiles(self) -> list[int]:
+        """The tile sizes to try: the divisors of the number of devices."""
         return [size for size in range(1, self.work.devices + 1) if self.work.devices % size == 0]
 
     def run(self, rounds: int) -> Tensor:
+        """Compute rounds; returns the global model [1, d]."""
         for _ in range(rounds):
             self.state = self.permfl_round(self.state) if self.work.teams else self.fedavg_round(self.state)
         return flat(self.state)
 
     def fedavg_round(self, x: Parameters) -> Parameters:
+        """One round of FedAvg."""
         theta = self.devices([p.expand(self.work.devices, *p.shape) for p in x])
         return [p.mean(0) for p in theta]
 
     def permfl_round(self, x: Parameters) -> Parameters:
+        """One round of PerMFL."""
         m, size = self.work.teams, self.work.devices // self.work.teams
         w = [p.expand(m, *p.shape) for p in x]
         for _ in range(self.work.team_rounds):
@@ -209,19 +229,20 @@ class Kernels:
         return [p - BETA * GAMMA * (p - a.mean(0)) for p, a in zip(x, w, strict=True)]
 
     def devices(self, start: Parameters) -> Parameters:
-        """All local steps of all devices from the stacks `start`."""
+        """All local steps of all devices, which start from the stacks `start`."""
         tiles = [slice(k, k + self.tile) for k in range(0, self.work.devices, self.tile)]
         ends = [self.solve([p[t] for p in start], self.x[t], self.onehot[t]) for t in tiles]
         return [torch.cat(parts) for parts in zip(*ends, strict=True)]
 
     def solve(self, start: Parameters, x: Tensor, onehot: Tensor) -> Parameters:
+        """All local steps of one stack of devices; x and onehot are their batches."""
         theta = [p.clone(memory_format=torch.contiguous_format) for p in start]
         weights, biases = theta[0::2], [b.unsqueeze(1) for b in theta[1::2]]  # [n, out, in], [n, 1, out]
         scale, last = -ALPHA / self.work.batch, len(weights) - 1
         outputs = [torch.empty(len(x), self.work.batch, w.shape[1]) for w in weights]
         errors = [torch.empty_like(z) for z in outputs]
         for s in range(self.work.steps):
-            layers = [x[:, s % self.work.batches], *outputs[:-1]]  # what goes into each, [n, batch, in]
+            layers = [x[:, s % self.work.batches], *outputs[:-1]]  # inputs of each layer, [n, batch, in]
             for k, (w, b) in enumerate(zip(weights, biases, strict=True)):
                 torch.baddbmm(b, layers[k], w.transpose(1, 2), out=outputs[k])
                 if k < last:

@@ -107,8 +107,10 @@ def settle(
     for text in texts:
         name = max((name for name in names if text.startswith(f"{name}.")), key=len, default=None)
         if name is None:
-            there = f"METHOD one of {', '.join(names)}"
-            raise ValueError(f"--set {text!r}: write METHOD.FIELD=VALUE, {there}: --set {names[0]}.device_lr=0.05")
+            there = f"where METHOD is one of {', '.join(names)}"
+            raise ValueError(
+                f"--set {text!r}: write METHOD.FIELD=VALUE, {there}, for example --set {names[0]}.device_lr=0.05"
+            )
         own[name].append(text.removeprefix(f"{name}."))
     if shared.models is not None and not any("models" in kind.__dataclass_fields__ for kind in kinds.values()):
         raise ValueError("--models needs mfa-rr or mfa-rand among the methods")
@@ -126,7 +128,7 @@ def settle(
             spec = spec.replace(rounds=more * spec.rounds, eval_every=more * spec.eval_every)
             if more > 1:
                 notes.append(
-                    f"{name}: {more} of its rounds count as one here, with about {steps} gradients of a device"
+                    f"{name}: {more} of its rounds count as one round here, with about {steps} gradients per device"
                 )
             elif any(given.get(key, value) != value for key, value in wanted.items()):
                 notes.append(f"{name} uses the fields of --set: its number of steps per round may differ from {steps}")
@@ -139,6 +141,7 @@ def settle(
 
 
 def team_tiers(teams: str | None) -> int:
+    """The number of tiers of teams in the setting `teams`."""
     return 0 if teams in (None, "0", "none") else 1 + teams.count("x")
 
 
@@ -163,7 +166,7 @@ def step_fields(kind: type[Algorithm], inner: Any, steps: int, tiers: int) -> di
 
 
 def make_tasks(specs: Mapping[str, RunSpec], seeds: int, out: Path) -> list[Task]:
-    """All methods with the first seed, then all with the next one."""
+    """The runs of all methods with the first seed, then of all methods with the next one."""
     first = next(iter(specs.values())).seed
     tasks = [
         Task(name, spec.replace(seed=seed), out / f"{slug(name)}-{seed}")
@@ -190,7 +193,7 @@ def free_folder(what: str, spec: RunSpec) -> Path:
 def check(tasks: Sequence[Task], out: Path) -> None:
     """Raise errors about invalid input before anything is written."""
     if out.exists() and not (out.is_dir() and ((out / FILE).exists() or not any(out.iterdir()))):
-        raise ValueError(f"{out} exists and is not a comparison (it has no {FILE}); give another one")
+        raise ValueError(f"{out} exists and is not a comparison (it has no {FILE}); give another --out")
     check_same(tasks)
     if any(task.state == DONE for task in tasks):
         return  # the shared settings are valid

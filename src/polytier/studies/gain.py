@@ -70,6 +70,7 @@ class Gain:
         return {**asdict(self), **{name: getattr(self, name) for name in derived}}
 
     def __str__(self) -> str:
+        """The mean gain with its interval, and the number of seeds that did not reach the targets."""
         missing = len(self.rounds) - len(self.gains)
         lost = f"not reached in {self.most} rounds by {missing} of {len(self.rounds)} seeds" if missing else ""
         if self.mean is None:
@@ -98,7 +99,7 @@ def measure_gain(
         single_rounds: Number of rounds of each model alone; the metric after the last one is the target.
         seeds: The seeds.
         split: The samples on which the targets are measured: "train", "validation" or "test".
-        most_rounds: Training together stops after so many rounds; by default 10 M T_1, which is a gain of 0.1.
+        most_rounds: Training together stops after this many rounds; by default 10 M T_1, which is a gain of 0.1.
         progress: Called with a line of text after each step of the measurement.
 
     Returns:
@@ -173,7 +174,7 @@ def rounds_together(together: Loop, targets: dict[str, float], most: int, split:
 def figure(figures: dict[str, Any], name: str, split: str, metric: Metric) -> float:
     """The leading metric of the global model of `name` on `split`."""
     if "global" not in figures:
-        raise ValueError(f"the method of {name} has no global model, which a gain is measured by; try fedavg")
+        raise ValueError(f"the method of {name} has no global model, which the gain is measured on; try fedavg")
     if split not in figures["global"]:
         raise ValueError(f"{name} has no samples in the split {split}; try {', '.join(figures['global'])}")
     found = figures["global"][split].get(metric.name)
@@ -183,7 +184,7 @@ def figure(figures: dict[str, Any], name: str, split: str, metric: Metric) -> fl
 
 
 def identity(together: Loop, name: str) -> tuple[Any, ...]:
-    """The settings on which a model's training alone depends. Models with equal ones have the same target."""
+    """The settings that the training of one model depends on. Models with equal settings have the same target."""
     context, (module, loss) = together.context.scopes[name], together.assembly.given[name]
     return context.algorithm, id(context.batches.federation), id(module), id(loss), models_of(together.spec)[name]
 
@@ -195,7 +196,7 @@ def models_of(spec: RunSpec) -> dict[str, dict[str, Any]]:
 
 
 def alone(together: Loop, name: str, rounds: int) -> Loop:
-    """A run of one of the models by itself with the same settings, evaluated after the last round only."""
+    """A run of one of the models with the same settings, evaluated after the last round only."""
     context, assembly = together.context.scopes[name], together.assembly
     module, loss = assembly.given[name]
     return Loop(

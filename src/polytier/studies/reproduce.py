@@ -1,7 +1,7 @@
-"""Reproduces a paper's tables and figures: its runs, a verdict per row, a page.
+"""Reproduces a paper's tables and figures: trains its runs, compares the values, and writes a page.
 
 The folder contains runs/, with a run folder per run and seed (finished ones are reused, others are resumed);
-reproduction.json and results.md, our values beside the paper's; figures/; and report.html, a page with all of it.
+reproduction.json and results.md, our values beside the paper's; figures/; and report.html, a page with all of them.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def reproduce_paper(
 
 
 def make_tasks(runs: Sequence[PlannedRun], data_dir: Path | None, folder: Path) -> list[Task]:
-    """The runs of all items with the first seed, then with the next; runs without data have the reason."""
+    """The runs of all items with the first seed, then with the next. Runs whose data are missing have a reason."""
     where = {} if data_dir is None else {"data_dir": str(data_dir)}
     missing: dict[str, str] = {}
     tasks = []
@@ -220,6 +220,7 @@ def draw(folder: Path, items: Sequence[Item], sections: Sequence[Section]) -> No
 
 
 def print_table(found: Table) -> None:
+    """Print a table of the page on the terminal."""
     console = wide_console()
     line(console, f"\n{found.title}", style="bold")
     texts = [[cell.text if isinstance(cell, Cell) else cell for cell in row] for row in found.rows]

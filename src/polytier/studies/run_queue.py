@@ -54,10 +54,11 @@ class Task:
 
     @property
     def asked(self) -> Path:
+        """The file with the requested settings."""
         return self.folder.with_name(f"{self.folder.name}.toml")
 
     def entry(self) -> dict[str, Any]:
-        """What its record begins with."""
+        """The first fields of its record."""
         names = {"method": self.method, "seed": self.spec.seed, "folder": self.folder.name}
         return {**names, "rounds": self.spec.rounds, "state": self.state, "reason": self.reason}
 
@@ -122,7 +123,7 @@ class Job:
 
 
 def ends(tasks: Sequence[Task], jobs: int, stop: Callable[[], bool]) -> Generator[Task | None]:
-    """Run unfinished tasks, `jobs` at a time; yields each task when it ends, and None while waiting."""
+    """Run unfinished tasks, `jobs` at a time. Yields each task when it ends, and None while waiting."""
     waiting = [task for task in tasks if task.state == WAITING]
     running: list[Job] = []
     asked = False
@@ -164,6 +165,7 @@ def begin(task: Task) -> Job:
 
 
 def interrupt(running: Sequence[Job]) -> None:
+    """Send SIGINT to the processes of these jobs."""
     for job in running:
         with suppress(ProcessLookupError):  # the process has already ended
             assert job.process.pid
@@ -219,12 +221,13 @@ def attempt(spec: RunSpec, folder: Path, resumed: bool, pipe: Connection) -> int
         pipe.send((REASON, str(error)))
         return error.code if isinstance(error, Stopped) else BAD_INPUT if isinstance(error, ValueError) else FAULT
     except Exception as error:
-        log.debug("where this came from:", exc_info=error)
+        log.debug("the error was raised here:", exc_info=error)
         pipe.send((REASON, f"{type(error).__name__}: {error}"))
         return 1
 
 
 def run(spec: RunSpec, folder: Path, resumed: bool, stop: Callable[[], bool]) -> None:
+    """Train a run in its folder, from the start or resumed."""
     with resumed_loop(spec_of_folder(folder), folder) if resumed else Loop.of(spec) as loop:
         for text in () if resumed else warnings(loop):
             log.warning("%s", text)

@@ -1,6 +1,6 @@
-"""The search space of `polytier tune`, from FIELD[=SPEC] texts, and the choice of the next trial.
+"""The search space of `polytier tune`, read from FIELD[=SPEC] texts, and the choice of the next trial.
 
-A field has {"low", "high", "log"}, a range of integers or floats, or {"choices"}.
+The space of a field is {"low", "high", "log"}, a range of integers or floats, or {"choices"}.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Lags = Callable[[int, float], bool]  # (rounds, score) -> whether the trial shou
 
 
 def read_space(name: str, algorithm: Algorithm, texts: Sequence[str]) -> Space:
-    """The search space around a setting; without texts, all step sizes and pulls that are one number."""
+    """The search space around the current setting; without texts, all step sizes and pulls that are one number."""
     known = {f.name: f for f in dataclasses.fields(algorithm) if f.metadata}
     if not texts:
         steps = {n: getattr(algorithm, n) for n in known if n.endswith(("_lr", "_pull"))}
@@ -44,6 +44,7 @@ def read_space(name: str, algorithm: Algorithm, texts: Sequence[str]) -> Space:
 
 
 def read_spec(known: dataclasses.Field, given: str, present: Any) -> dict[str, Any]:
+    """The space of one field; `given` is the text after "=", `present` the current value."""
     from polytier.method.parameters import check_value
 
     name, kind, meta = known.name, type(known.default), known.metadata
@@ -53,22 +54,25 @@ def read_spec(known: dataclasses.Field, given: str, present: Any) -> dict[str, A
     if "," in given:
         values = [check_value(name, read_value(part.strip()), known.default, meta) for part in given.split(",")]
         if len(set(values)) < len(values):
-            raise ValueError(f"--over {name}={given} has a value twice")
+            raise ValueError(f"--over {name}={given} has the same value twice; write each value once")
         return {"choices": values}
     if words or (given and given.count(":") != 1):
         how = f"{name}={','.join(map(str, words))}" if words else f"{name}=LOW:HIGH or {name}=A,B,C"
         raise ValueError(f"--over {name}={given}: write --over {how}")
     ends = [read_value(end.strip()) for end in given.split(":")] if given else around(name, present, meta)
     low, high = (check_value(name, end, known.default, meta) for end in ends)
-    if isinstance(low, str) or isinstance(high, str) or not low < high:  # texts: schedules
+    if isinstance(low, str) or isinstance(high, str) or not low < high:  # texts are schedules
         raise ValueError(f"the range from {low} to {high} is empty; write --over {name}=LOW:HIGH")
     return {"low": low, "high": high, "log": kind is float and low > 0 and round(high / low, 9) >= 10}
 
 
 def around(name: str, present: Any, meta: Mapping[str, Any]) -> list[float]:
-    """0.1 to 10 times a float, 0.25 to 4 times an integer, within the limits of the field."""
+    """A range around the current value, within the limits of the field.
+
+    It is 0.1 to 10 times a float, and 0.25 to 4 times an integer.
+    """
     if not isinstance(present, int | float) or not present:
-        raise ValueError(f"{name} is {plain(present)} now, from which no range follows; write --over {name}=LOW:HIGH")
+        raise ValueError(f"{name} is {plain(present)}, so it has no default range; write --over {name}=LOW:HIGH")
     ends = (present // 4, present * 4) if isinstance(present, int) else (present / 10, present * 10)
     least = -math.inf if meta["least"] is None else meta["least"]
     most = math.inf if meta["most"] is None else meta["most"]
@@ -78,7 +82,7 @@ def around(name: str, present: Any, meta: Mapping[str, Any]) -> list[float]:
 def propose(
     space: Space, records: Sequence[Mapping[str, Any]], metric: MetricInfo, seed: int, warmup: int
 ) -> tuple[dict[str, Any], Lags] | None:
-    """The next fields to try, and a function that tells whether to stop early; None if all were tried.
+    """The next fields to try, and a function that decides whether to stop early; None if all were tried.
 
     Trials are not stopped before `warmup` rounds. The study is rebuilt from the records, with one sampler per trial,
     so that the result depends only on the records and the settings.

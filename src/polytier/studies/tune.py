@@ -49,7 +49,7 @@ def tune_method(
     try:
         import optuna
     except ImportError:
-        raise ValueError("tune needs an extra, Optuna: pip install 'polytier[tune]'") from None
+        raise ValueError("tune needs Optuna, which is not installed: pip install 'polytier[tune]'") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     search = make_search(spec, over, seeds)
     out = out or free_folder(f"tune-{spec.algorithm}", spec)
@@ -135,8 +135,8 @@ def without_test(federation: Federation) -> Federation:
     """The data without test samples, which a search must not use."""
     begin, end = federation.span("validation")
     if not bool((end > begin).any()):
-        own = "without --per-class; data that come with a split of their own need some in it"
-        raise ValueError(f"a search needs validation samples, and there are none; try --split 3:1:1, {own}")
+        own = "without --per-class; data sets with a fixed split must contain validation samples"
+        raise ValueError(f"a search needs validation samples, but there are none; try --split 3:1:1, {own}")
     bounds = federation.bounds.clone()
     bounds[:, 3] = bounds[:, 2]
     return dataclasses.replace(federation, bounds=bounds)
@@ -160,7 +160,7 @@ def open_folder(out: Path, search: Search) -> list[Record]:
         try:
             records.append(json.loads(line))
         except ValueError:
-            break  # cut short
+            break  # an incomplete line, from an interrupted write
     return records
 
 
@@ -168,7 +168,7 @@ def open_folder(out: Path, search: Search) -> list[Record]:
 
 
 def run_trials(search: Search, records: list[Record], trials: int, out: Path, show: bool) -> bool:
-    """Add records until there are `trials`, or no more settings to try; False if interrupted."""
+    """Add records until there are `trials` or no settings are left to try; returns False if interrupted."""
     watch = Watch(show, trials, search.metric)
     log.disabled = True  # messages about the current setting were logged before
     try:
@@ -178,11 +178,11 @@ def run_trials(search: Search, records: list[Record], trials: int, out: Path, sh
                 record = {"number": number, **attempt(search, *proposed, tell, interrupt)}
                 if interrupt() and record["state"] == PRUNED:
                     return False
-                records.append(json.loads(json_line(record)))  # as it will be read
+                records.append(json.loads(json_line(record)))  # the same values as when it is read from the file
                 write_text(out / TRIALS, "".join(map(json_line, records)))
                 best = ranked(records, search.metric)[0]
                 if best["state"] == DONE:
-                    values = search.spec.model_dump(exclude={"eval_every"})  # that is the search's own
+                    values = search.spec.model_dump(exclude={"eval_every"})  # set by the search, not by the user
                     write_text(out / BEST, to_toml({**values, "set": {**values["set"], **best["fields"]}}))
                 watch.ended(record, best)
     finally:

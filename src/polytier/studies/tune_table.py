@@ -23,11 +23,12 @@ Record = dict[str, Any]
 
 
 def ranked(records: Iterable[Record], metric: MetricInfo) -> list[Record]:
-    """The trials, best first; equal ones by number, those without a score last."""
+    """The trials from best to worst: equal scores by number, trials without a score last."""
     return sorted(records, key=lambda record: (record["state"] != DONE, -metric.sign * (record["score"] or 0)))
 
 
 def shown(value: Any) -> str:
+    """A value with four significant digits if it is a float."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -61,6 +62,7 @@ class Watch:
         self.bar.update(self.task, completed=done + share, done=f"{done} of {self.trials} trials")
 
     def ended(self, record: Record, best: Record) -> None:
+        """Show the result of a trial and the best one so far."""
         so_far = f"best {self.metric.text(best['score'])}"
         self.bar.update(self.task, best=so_far)
         self.moved(record["number"] + 1, 0)

@@ -33,7 +33,7 @@ LARGE = 1 << 24  # largest total number of elements of all A for which a round o
 
 @dataclass(frozen=True)
 class Subject:
-    """What is checked: values by letter, the letters of mu and L, the letters that users may give, the theorems."""
+    """What is checked: values by letter, the letters of mu and L, the letters that users may give, and the theorems."""
 
     theory: str
     letters: dict[str, Any]
@@ -64,12 +64,12 @@ class Report:
 
 
 def check_training(loop: Loop, rounds: int, given: Mapping[str, float]) -> list[Report]:
-    """One report per model of the run."""
+    """Check a run: one report per model."""
     return [check_context(context, loop, rounds, given) for context in loop.context.parts]
 
 
 def check_context(context: Context, loop: Loop, rounds: int, given: Mapping[str, float]) -> Report:
-    """The report of one model."""
+    """Check one model of a run."""
     subject = subject_of(context, loop, rounds)
     mu, L = subject.curvature
     allowed = {mu: "strong convexity", L: "smoothness", **subject.given}
@@ -100,7 +100,7 @@ def context_name(context: Context) -> str:
 
 
 def warnings(loop: Loop) -> list[str]:
-    """A line per model that will or may diverge, from quick estimates; only for PerMFL and pFedMT."""
+    """One line for each model that will or may diverge, by quick estimates; only for PerMFL and pFedMT."""
     lines = []
     for context in loop.context.parts:
         if isinstance(context.algorithm, PerMFL):
@@ -130,7 +130,10 @@ def subject_of(context: Context, loop: Loop, rounds: int) -> Subject:
     letters: dict[str, Any] = {} if lr is None else {"device_lr": most(context, context.topology.leaf, lr)}
     extra = {"device_pull": most(context, context.topology.leaf, pull)} if isinstance(pull, int | float) else {}
     text = "device_lr < 2 / (L + device_pull)" if extra else "device_lr < 2 / L"
-    told = f"no theorem of {context_name(context)} is available: curvature, and the bound of a gradient step"
+    told = (
+        f"no theorem of {context_name(context)} is available; only the curvature and the bound of a gradient step "
+        "are shown"
+    )
     return Subject(told, letters | extra, conditions=lambda known: [condition("descent", text, known)])
 
 
@@ -226,7 +229,10 @@ def mfa_subject(context: Context, method: FedAvg, rounds: int, models: int, fram
     told = f"MFA-{'RR' if frames else 'Rand'}'s Theorem {2 if frames else 1}, of each model that FedAvg trains"
     step = SCHEDULE.fullmatch(method.device_lr) if isinstance(method.device_lr, str) else None
     if step is None:
-        told += "; it needs a step A/(B+t), where beta = A and gamma = B - 1, but it is constant in this run"
+        told += (
+            "; it needs a step size A/(B+t), where beta = A and gamma = B - 1, but the step size of this run is "
+            "constant"
+        )
     else:
         letters |= {"beta": float(step[1]), "gamma": float(step[2]) - 1, "every": int(step[3] or 1)}
         lr = schedule(str(method.device_lr))
@@ -252,7 +258,7 @@ def left_out(context: Context, round_: int) -> float:
 
 
 def judge(context: Context, mu: float, smoothness: float, exact: bool) -> tuple[str, str]:
-    """A verdict and its reason, for PerMFL and pFedMT. A smoothness of 0 means that it is not known."""
+    """A verdict and its reason, for PerMFL and pFedMT. A smoothness of 0 means that it is unknown."""
     method = context.algorithm
     if not isinstance(method, PerMFL):
         return UNKNOWN, "divergence is predicted only for PerMFL and pFedMT"
@@ -279,7 +285,7 @@ def judge(context: Context, mu: float, smoothness: float, exact: bool) -> tuple[
 
 
 def overshoots(tree: tuple, smoothness: float) -> str:
-    """The sufficient bounds that do not hold."""
+    """The sufficient bounds on step sizes that do not hold, as text."""
     alpha, lam, _, levels, beta = tree
     pulls = [lam, *(level.pull for level in levels)]
     name = "server_lr * team_pull" if levels else "server_lr * device_pull"
@@ -292,6 +298,7 @@ def overshoots(tree: tuple, smoothness: float) -> str:
 
 
 def largest_step(level: Level) -> Level:
+    """The tier of teams with its largest step size for all teams."""
     return level._replace(step=float(np.max(level.step)))
 
 
@@ -347,11 +354,12 @@ def numbers(context: Context, tier: int, value: Step) -> Any:
 
 
 def most(context: Context, tier: int, value: Step) -> float:
+    """The largest value of a field at a tier in the first round."""
     return float(np.max(numbers(context, tier, value)))
 
 
 def read_given(texts: Sequence[str]) -> dict[str, float]:
-    """`LETTER=VALUE` texts."""
+    """Read `LETTER=VALUE` texts."""
     found = {}
     for text in texts:
         letter, _, value = (part.strip() for part in text.partition("="))

@@ -14,14 +14,16 @@ GIVEN = {
     "c": "size of the cluster; known where the data name true groups",
     "gap": "mean over a cluster's pairs of f_ij(z_ij^0) - f_ij*",
     "zeta": "least root of |grad f_i|^2 + |grad f_k|^2 of clients of different clusters, (6)",
-    "sum_ik": "largest |grad f_i + grad f_k| of these",
+    "sum_ik": "largest |grad f_i + grad f_k| of clients of different clusters",
 }
 
 
 def conditions(known: Known) -> list[Condition]:
     """The conditions of Theorem I."""
     return [
-        condition("stability", "eta * rho * n < 2", known, "box, first weights; no condition of the paper"),
+        condition(
+            "stability", "eta * rho * n < 2", known, "for the box and the initial weights; not a condition of the paper"
+        ),
         condition("Theorem I", "M_ij ** 2 < 1 / 5", known, "as printed"),
         condition("Theorem I, its proof", "M_ij < 1 / 5", known, "what the proof needs"),
         condition("Theorem I", "b >= 2 / c ** 2 * 2 * L * eta * (c - 2) * sigma ** 2", known),

@@ -3,7 +3,7 @@
 kind     | objectives                | values
 exact    | quadratics                | the extreme eigenvalues of every A
 exact    | softmax of a linear layer | the smallest numbers that hold for all models: see `softmax_smoothness`
-estimate | all others                | of the Hessian at the initial model, by power iteration; may differ for others
+estimate | all others                | of the Hessian at the initial model, by power iteration; other models may differ
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from polytier.models.losses import cross_entropy
 from polytier.models.zoo import Quadratic
 from polytier.tree import random
 
-MOST_DEVICES, MOST_SAMPLES = 16, 1024  # at most so many are used for a Hessian
+MOST_DEVICES, MOST_SAMPLES = 16, 1024  # largest numbers of devices and samples that are used for a Hessian
 CHEAP_DEVICES, CHEAP_NUMBERS = 4, 1 << 26  # limits for the quick estimate before a run: devices used, and inputs read
 
 
 @dataclass(frozen=True)
 class Curvature:
-    """mu and smoothness over all devices; `range`: the smallest and largest smoothness of single devices."""
+    """mu and smoothness over all devices; `range` is the smallest and the largest smoothness of a single device."""
 
     mu: float
     smoothness: float
@@ -61,7 +61,7 @@ def curvature(context: Context) -> Curvature:
 
 
 def quick_curvature(context: Context) -> Curvature | None:
-    """A quick estimate for the line before a run; None if there is none."""
+    """A quick estimate for the warning before a run; None if it is not possible."""
     federation = context.batches.federation
     if hasattr(federation.x, "file") or federation.x.numel() > CHEAP_NUMBERS:
         return None
@@ -77,11 +77,12 @@ def quick_curvature(context: Context) -> Curvature | None:
 
 
 def make(mu: list[float], smoothness: list[float], kind: str, how: str) -> Curvature:
+    """The curvature over all devices, from the values of each."""
     return Curvature(min(mu), max(smoothness), (min(smoothness), max(smoothness)), kind, how)
 
 
 def spread(n: int, most: int) -> list[int]:
-    """At most so many of n indices, evenly spaced."""
+    """At most `most` of n indices, evenly spaced."""
     return torch.linspace(0, n - 1, min(n, most)).round().long().tolist()
 
 
@@ -161,6 +162,7 @@ def extremes(product: Callable[[Tensor], Tensor], start: Tensor, tolerance: floa
 
 
 def first_vector(size: int, seed: int, like: Tensor) -> Tensor:
+    """A random start vector for power iteration, of the dtype and device of `like`."""
     draws = random.uniform(torch.tensor([random.signed(random.key(seed, "curvature"))]), size)[0] - 0.5
     return draws.to(like)
 

@@ -29,6 +29,7 @@ class Trail(Callback):
         self.note(loop)
 
     def note(self, loop: Loop) -> None:
+        """Append a copy of the current global model of each part."""
         for part in loop.context.parts:
             x = part.algorithm.global_model(loop.part_state(part.name))
             if x is not None:
@@ -96,7 +97,7 @@ def mean_factor(values: np.ndarray) -> float | None:
 
 
 def losses(loop: Loop, name: str) -> dict[str, list[float]]:
-    """By kind of model: the training loss in the first and in the last evaluation."""
+    """The training loss in the first and in the last evaluation, by kind of model."""
     seen: dict[str, list[float]] = {}
     for record in loop.history:
         figures = record["models"][name] if name and "models" in record else record

@@ -12,7 +12,7 @@ from polytier.theory.rules import Condition, Known, Prediction, condition, predi
 GIVEN = {
     "G": "bound of a stochastic gradient's length (Assumption 3)",
     "beta1": "of |grad f|^2 <= beta1 + beta2 |grad F_k|^2 (Assumption 4)",
-    "beta2": "the same",
+    "beta2": "of |grad f|^2 <= beta1 + beta2 |grad F_k|^2 (Assumption 4)",
     "V": "how fast mini-batches grow (Theorem 2)",
     "Gamma": "min F - mean min F_k: how far the devices differ",
     "Delta1": "distance from the optimum at the start",
@@ -20,6 +20,7 @@ GIVEN = {
 
 
 def derived(known: Known) -> dict[str, float]:
+    """The letters and the constants of Theorems 1 and 2 that follow from them."""
     return with_derived(
         known,
         B="6 * L * Gamma + 4 * (beta1 + beta2 * G ** 2) / N + 8 * (E - 1) ** 2 * G ** 2",
@@ -51,6 +52,7 @@ def conditions(known: Known, frames: bool) -> list[Condition]:
 
 
 def predictions(known: Known, frames: bool) -> list[Prediction]:
+    """The bound of Theorem 2 (MFA-RR) if `frames`, otherwise of Theorem 1 (MFA-Rand)."""
     c, what = derived(known), "E|w_T - w*|, at most"
     if frames:
         return [prediction("Theorem 2", what, "phi / (T / M + gamma)", c)]

@@ -109,10 +109,12 @@ def stationary_point(A, b, team, device_pull: float, team_pull: float) -> tuple[
 
 
 def team_means(values: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """[M, ...] the mean of the devices' values [n, ...] in each team; `index` [n] is the team of each device."""
     return np.stack([values[index == i].mean(0) for i in range(index.max() + 1)])
 
 
 def times(matrices: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """[n, d] the product of each matrix [n, d, d] with its row [n, d]."""
     return (matrices @ rows[..., None])[..., 0]
 
 
@@ -145,7 +147,7 @@ def loops(
 ) -> tuple[int, int]:
     """K (team_rounds) and L (device_steps) with which (62) holds after every round up to T.
 
-    `steps`: by default the largest admissible ones.
+    `steps` are by default the largest ones that Theorem 1 allows.
     """
     mu, smoothness = float(eigvalsh(A).min()), float(eigvalsh(A).max())
     largest = admissible_steps(mu, smoothness, device_pull, team_pull)
@@ -208,9 +210,9 @@ def conditions(known: Known) -> list[Condition]:
 
 
 def stability(known: Known) -> list[Condition]:
-    """Sufficient conditions for each single step not to overshoot."""
+    """Sufficient conditions under which no single step overshoots."""
     texts = ("beta * gamma < 2", "eta * (lam + gamma) < 2", "alpha * (L_f + lam) < 2")
-    return [condition("stability", text, known, "sufficient; no condition of the paper") for text in texts]
+    return [condition("stability", text, known, "sufficient; not a condition of the paper") for text in texts]
 
 
 def predictions(known: Known) -> list[Prediction]:
@@ -221,8 +223,8 @@ def predictions(known: Known) -> list[Prediction]:
             prediction("(62)", "factor of |x^t - x*|^2 per round", "1 - beta * mu_Ft / 2", c),
             prediction("(62)", "|x^T - x*|^2 / |x^0 - x*|^2, at most", "2 * (1 - beta * mu_Ft / 2) ** T", c),
         ]
-        note = "as printed; false: the proof renames beta on the way"
-        return [*rates, prediction("(15)", "the same", "2 * (1 - beta) ** T", c, note)]
+        note = "as printed; false, because the proof renames beta"
+        return [*rates, prediction("(15)", "|x^T - x*|^2 / |x^0 - x*|^2, at most", "2 * (1 - beta) ** T", c, note)]
     what = "mean of |grad phi(x^t)|^2, at most"
     return [
         prediction("(63)", what, "2 * gap / (beta * T) + gamma ** 2 * nu", c),

@@ -21,7 +21,7 @@ Known = Mapping[str, Any]  # numbers by letter; an array has one per team, and t
 
 
 class Unknown(tuple):
-    """The value of a letter that depends on unknown letters: their names."""
+    """The value of a letter that cannot be computed: the names of the unknown letters it depends on."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Prediction:
 
 
 def condition(where: str, text: str, known: Known, note: str = "") -> Condition:
-    """`text` is LEFT RELATION RIGHT, as in "eta <= 1 / (lam + gamma)"."""
+    """Check a condition; `text` is LEFT RELATION RIGHT, as in "eta <= 1 / (lam + gamma)"."""
     left, relation, right = re.split(r"\s(<=|>=|==|<|>)\s", text)
     value, bound = (
         None if unknown_letters(side, known) else worst(compute(side, known), relation, side == left)
@@ -74,7 +74,7 @@ def prediction(where: str, what: str, text: str, known: Known, note: str = "") -
 
 
 def with_derived(known: Known, **texts: str) -> dict[str, Any]:
-    """The letters and, in this order, those derived from them."""
+    """The letters with those derived from them, which are computed in this order."""
     found = dict(known)
     for letter, text in texts.items():
         if letter not in found:
@@ -102,4 +102,5 @@ def worst(values: Any, relation: str, left: bool) -> float:
 
 
 def shown(text: str) -> str:
+    """The text in the form in which it is shown: lambda for lam, ^ for **."""
     return re.sub(r"\blam(?=\d|\b|_)", "lambda", text).replace("**", "^")

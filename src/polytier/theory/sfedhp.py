@@ -19,6 +19,7 @@ PRINTED = "printed as <=; Lemma 4 and the proof need >="
 
 
 def derived(known: Known) -> dict[str, float]:
+    """The letters and the constants of Theorems 1 to 3 that follow from them."""
     return with_derived(
         known,
         eta_t="eta1 * beta * R",
@@ -37,7 +38,7 @@ def derived(known: Known) -> dict[str, float]:
 def conditions(known: Known) -> list[Condition]:
     """Theorem 2 if the objective is strongly convex, otherwise Theorems 1 and 3."""
     c = derived(known)
-    step = condition("a device's descent", "eta2 <= 1 / (L + gamma1 / rho + lam1)", c, "no condition of the paper")
+    step = condition("a device's descent", "eta2 <= 1 / (L + gamma1 / rho + lam1)", c, "not a condition of the paper")
     if known["mu"] > 0:
         bound = "min(1 / mu_F, 1 / (3 * L_F * (3 + 128 * L_F / (mu_F * beta))))"
         return [condition("Theorem 2", f"eta_t <= {bound}", c), step]
@@ -52,6 +53,7 @@ def conditions(known: Known) -> list[Condition]:
 
 
 def predictions(known: Known) -> list[Prediction]:
+    """The bound of Theorem 2 if the objective is strongly convex, otherwise of Theorem 3."""
     c = derived(known)
     if known["mu"] > 0:
         return [

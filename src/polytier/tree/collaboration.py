@@ -1,4 +1,4 @@
-"""Who learns from whom: a matrix of weights between clients, learned by a method, and its file.
+"""Weights between clients that a method learns: the matrix, the groups that follow from it, and its file.
 
 A matrix is stored as one weight per row plus the pairs that differ from it, so that ten thousand clients with few
 learned pairs fit in memory. This module does not need torch: reports and the formation of teams read the file of a run.
@@ -63,7 +63,7 @@ class Collaboration:
         if len(pairs) and (pairs.min() < 0 or pairs.max() >= n or (pairs[:, 0] == pairs[:, 1]).any()):
             wrong = pairs[(pairs < 0).any(1) | (pairs >= n).any(1) | (pairs[:, 0] == pairs[:, 1])][0].tolist()
             raise ValueError(f"a pair names two different clients by numbers from 0 to {n - 1}; got {wrong}")
-        order = np.argsort(pairs @ (n, 1), kind="stable")  # so that the same weights are the same arrays
+        order = np.argsort(pairs @ (n, 1), kind="stable")  # so that equal weights give equal arrays
         if (np.diff(pairs[order], axis=0) == 0).all(1).any():
             raise ValueError("a pair is listed twice; (i, j) and (j, i) are two pairs; list each at most once")
         for name, value in (("ids", ids), ("base", base), ("pairs", pairs[order]), ("weights", weights[order])):
@@ -78,6 +78,7 @@ class Collaboration:
         return cls(np.arange(n), np.zeros(n), pairs, dense[tuple(pairs.T)]) if n else None
 
     def __len__(self) -> int:
+        """The number of clients."""
         return len(self.ids)
 
     def dense(self) -> np.ndarray:
@@ -161,6 +162,7 @@ class Collaboration:
         }
 
     def _largest(self) -> float:
+        """The largest weight of any pair, listed or not; at least 0."""
         unlisted = np.bincount(self.pairs[:, 0], minlength=len(self)) < len(self) - 1
         return float(np.concatenate([self.weights, self.base[unlisted]]).max(initial=0))
 
@@ -200,6 +202,7 @@ class Collaboration:
         return np.array(group)
 
     def _shared(self, level: float) -> np.ndarray:
+        """Components of the graph of neighbours that have more than half of their neighbours in common."""
         from scipy.sparse.csgraph import connected_components
 
         dense = np.nan_to_num(self.dense().astype(float))
@@ -211,9 +214,10 @@ class Collaboration:
         return connected_components((near > 0) & (2 * common > either), directed=False)[1]
 
     def _spectral(self, number: int) -> np.ndarray:
+        """`number` groups by spectral clustering."""
         from sklearn.cluster import SpectralClustering
 
-        if number == len(self):  # scikit-learn wants fewer groups than clients
+        if number == len(self):  # scikit-learn requires fewer groups than clients
             return np.arange(number)
         matrix = self.dense().astype(float)
         matrix = (matrix + matrix.T) / 2
@@ -263,8 +267,8 @@ def save(path: Path | str, snapshots: Mapping[int, Collaboration], true: np.ndar
     """
     rounds = sorted(snapshots)
     kept = [snapshots[r] for r in rounds]
-    assert kept, "there is nothing to save"
-    assert all(np.array_equal(k.ids, kept[0].ids) for k in kept), "clients are the same in all rounds"
+    assert kept, "at least one matrix is needed"
+    assert all(np.array_equal(k.ids, kept[0].ids) for k in kept), "the clients must be the same in all rounds"
     arrays = {
         "rounds": np.array(rounds),
         "ids": kept[0].ids,
@@ -274,7 +278,7 @@ def save(path: Path | str, snapshots: Mapping[int, Collaboration], true: np.ndar
         "weights": np.concatenate([k.weights for k in kept]),
         **({} if true is None else {"true": np.asarray(true)}),
     }
-    with Path(path).open("wb") as file:  # numpy would add .npz to the name of a path
+    with Path(path).open("wb") as file:  # given a path, numpy would append .npz to the name
         np.savez(file, **arrays)
 
 

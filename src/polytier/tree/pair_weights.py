@@ -59,7 +59,7 @@ def skip(draw: Callable[[int], Tensor], slots: int, p: float) -> Tensor:
     """
     if p >= 1:
         return torch.arange(slots)
-    k = int(1.2 * p * slots) + 16  # numbers that are nearly always enough
+    k = int(1.2 * p * slots) + 16  # almost always enough draws
     while True:
         place = ((-draw(k)).log1p() / math.log1p(-p) + 1).long().cumsum(0) - 1
         if place[-1] >= slots:
@@ -99,7 +99,7 @@ def project(w: Tensor, row: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
     Args:
         w: [P] the listed weights.
         row: [P] the row of each.
-        base: [n] the value of the other ones of the n - 1 weights of each row.
+        base: [n] the value of the weights of each row that are not listed; a row has n - 1 weights.
 
     Returns:
         The new w [P] and base [n].

@@ -1,4 +1,4 @@
-"""Which children take part in a call: all, a fraction, a number, or those of a table or a schedule."""
+"""Which children take part in a call: all, a fraction, a number, or those in a table or a schedule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polytier.tree import random
 
-NEVER = 1 << 62  # the round of leaving for nodes that stay to the end
+NEVER = 1 << 62  # the round of leaving of nodes that stay until the end
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Participation:
             (None: to the end). An id may have several lines; nodes without a line are always available.
         spans: [lines, 3] the schedule as node, join, leave; made by `of`.
 
-    A table or a schedule limits who can be drawn by fraction or count. A rule of your own is a subclass with its own
+    A table or a schedule limits who can be drawn by fraction or count. A custom rule is a subclass that overrides
     `draw`.
 
     Raises:

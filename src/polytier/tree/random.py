@@ -1,8 +1,8 @@
 """Counter-based random numbers: every draw is a function of its key, without any generator state.
 
 The key is (seed, purpose, round, call), combined with the node and the position in the draw. So the order in which
-nodes are computed, the tile, the process and a restart do not change a draw. All of it is integer arithmetic modulo
-2^64, in torch or with Python's integers.
+nodes are computed, the tile, the process and a restart do not change a draw. All computations are integer arithmetic
+modulo 2^64, in torch or with Python's integers.
 """
 
 from __future__ import annotations

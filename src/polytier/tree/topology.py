@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polytier.tree.random import name_keys
 
-BLOCKS = 32  # the answers of the children of a node are summed in at most so many blocks, of at least two children each
+BLOCKS = 32  # largest number of blocks in which the answers of a node's children are summed; a block has at least two
 
 
 @dataclass(frozen=True)
