@@ -1,8 +1,9 @@
-"""Errors that are advice: what came, what is allowed, what to try."""
+"""Errors that are advice: what came, what is allowed, what to try. And the exit code that belongs to each error."""
 
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Collection
 
 BAD_INPUT, FAULT, INTERRUPTED = 2, 3, 130  # exit codes of the command line
@@ -12,13 +13,37 @@ class Stopped(Exception):
     """A command ended before its work was done.
 
     Args:
-        text: What happened, and how to go on.
+        text: What happened, and how to continue.
         code: The exit code.
     """
 
-    def __init__(self, text: str, code: int) -> None:
+    def __init__(self, text: str, code: int = FAULT) -> None:
         super().__init__(text)
         self.code = code
+
+
+class Fault(RuntimeError):
+    """Something outside the program stopped a run, or training failed. The run can be continued or repeated."""
+
+
+def outcome(error: BaseException) -> tuple[int | None, str]:
+    """The exit code of an error and its text for people; the code is None for an error in the program itself."""
+    if isinstance(error, Stopped):
+        return error.code, str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED, "interrupted"
+    if isinstance(error, Fault):
+        return FAULT, str(error)
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate memory" in str(error)):
+        return FAULT, "memory is insufficient: use fewer --workers, a smaller --tile or a smaller model"
+    if isinstance(error, ValueError):
+        return BAD_INPUT, str(error)
+    if isinstance(error, OSError):
+        room = ": make room on this disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        return FAULT, f"{error}{room}"
+    if isinstance(error, EOFError):
+        return FAULT, "a process of the run ended unexpectedly"
+    return None, str(error)
 
 
 def unknown(kind: str, name: str, known: Collection[str]) -> ValueError:
@@ -29,4 +54,5 @@ def unknown(kind: str, name: str, known: Collection[str]) -> ValueError:
 
 
 def missing(extra: str) -> ValueError:
+    """The error for a package that is not installed, named like the extra that installs it."""
     return ValueError(f'{extra} is not installed; get it by: pip install "polytier[{extra}]"')

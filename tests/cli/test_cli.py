@@ -19,6 +19,7 @@ import torch
 import polytier
 from commands import QUICK, SMALL, call, own_file, rows_of
 from polytier import Run, build_federation
+from polytier.runs.read import read_history, read_summary
 
 LONG = ("--rounds", "5", "--devices", "24", "--set", "device_steps=12")  # a round takes some tenths of a second
 RESULTS = ("models", "devices.csv", "traffic.csv", "topology.json")
@@ -41,8 +42,7 @@ def start(folder: Path, *args: object) -> subprocess.Popen:
 
 
 def without_seconds(folder: Path) -> list[object]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    figures = [json.loads((folder / "summary.json").read_text()), *lines]
+    figures = [read_summary(folder) or {}, *read_history(folder)]
     timed = ("seconds", "device_steps_per_second")
     return [{k: v for k, v in record.items() if k not in timed} for record in figures]
 
@@ -115,7 +115,7 @@ def test_json_is_all_there_is_on_stdout(tmp_path):
     assert summary["team"] is None
     assert summary["best"]["round"] == 1
     assert "flat method: the teams are ignored" in result.stderr
-    assert summary == json.loads((tmp_path / "runs/fedavg-digits-0-1/summary.json").read_text())
+    assert summary == read_summary(tmp_path / "runs/fedavg-digits-0-1")
 
 
 def test_quiet_says_nothing_but_where(tmp_path):
@@ -326,7 +326,7 @@ def test_kill_in_the_middle_of_a_round_and_resume(unbroken, tmp_path):
     with (tmp_path / "killed" / "metrics.jsonl").open("a") as file:
         file.write('{"round": 3, "pers')
     assert "resume" in call("show", "killed").stdout
-    assert "no models" in call("export", "killed", "--global", "-o", "m.pt2", code=2).stderr
+    assert "not finished" in call("export", "killed", "--global", "-o", "m.pt2", code=2).stderr
     call("resume", "killed", "--quiet")
     assert_same_bits(unbroken, tmp_path / "killed")
 
@@ -341,7 +341,7 @@ def test_interrupt_ends_the_round_and_can_go_on(unbroken, tmp_path):
     assert b"polytier resume" in said
     done = (tmp_path / "stopped" / "metrics.jsonl").read_text().count("\n")
     assert f"round {done} of 5" in call("show", "stopped").stdout
-    checkpoint = next((tmp_path / "stopped" / "checkpoints").iterdir())
+    checkpoint = max((tmp_path / "stopped" / "checkpoints").iterdir())
     assert checkpoint.name == f"round-{done:07d}"  # nothing is lost
     call("resume", "stopped", "--quiet")
     assert_same_bits(unbroken, tmp_path / "stopped")
@@ -384,7 +384,7 @@ def test_a_diverging_run_stops_with_advice(tmp_path):
     for text in ("diverged in round", "device", "lower device_lr", "polytier resume wild --rounds"):
         assert text in said
     assert not (tmp_path / "wild" / "summary.json").exists()
-    last = int(next((tmp_path / "wild" / "checkpoints").iterdir()).name.removeprefix("round-"))
+    last = int(max((tmp_path / "wild" / "checkpoints").iterdir()).name.removeprefix("round-"))
     assert last >= 1
     call("resume", "wild", "--rounds", last, "--quiet")
     model = Run.load(tmp_path / "wild").global_
@@ -423,8 +423,10 @@ def test_broken_folders_are_told_from_good_ones(finished, tmp_path):
 
     shutil.copytree(finished, tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()
-    rows = next((tmp_path / "run" / "checkpoints").iterdir()) / "rows.safetensors"
-    rows.write_bytes(rows.read_bytes()[:100])
-    assert "cannot be read" in call("resume", "run", code=2).stderr
+    for rows in (tmp_path / "run" / "checkpoints").glob("*/rows.safetensors"):
+        rows.write_bytes(rows.read_bytes()[:100])
+    said = call("resume", "run", code=2).stderr
+    assert "rows.safetensors is damaged" in said
+    assert "no checkpoint can be used; repeat the run" in said
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     assert "no checkpoint" in call("resume", "run", code=2).stderr

@@ -20,6 +20,7 @@ from polytier.method.memory import Memory
 from polytier.runs import callbacks, checkpoint
 from polytier.runs.callbacks import RunFolder
 from polytier.runs.loop import Callback, Loop, make_loop
+from polytier.runs.read import STORE
 
 TREE = Topology.build(np.arange(6), np.arange(6) // 3)
 QUICK: dict[str, Any] = {"batching": "eager", "batch_size": 4, "device_participation": 0.5}
@@ -59,7 +60,7 @@ def test_a_store_goes_back_to_any_epoch(tmp_path_factory, data):
         kept = again.state()[key.replace("/rows", "/kept")]
         assert torch.equal(rows[kept], before[kept])
         assert torch.equal(kept, copies[epoch].get(key.replace("/rows", "/kept"), torch.zeros_like(kept)))
-    assert not list(folder.glob("journal-*"))
+    assert all(int(path.name.split("-")[1]) < epoch for path in folder.glob("log-*"))  # for earlier checkpoints
 
 
 def test_half_a_record_is_of_rows_that_were_not_touched(tmp_path):
@@ -67,8 +68,8 @@ def test_half_a_record_is_of_rows_that_were_not_touched(tmp_path):
     memory.write(2, "model", torch.arange(6), torch.ones(6, 2))
     epoch = memory.advance()
     memory.write(2, "model", torch.tensor([0]), torch.full((1, 2), 5.0))
-    journal = next(tmp_path.glob(f"journal-{epoch}-*"))
-    journal.write_bytes(journal.read_bytes() + mapped_memory.LENGTH.pack(1000) + b"half")
+    journal = next(tmp_path.glob(f"log-{epoch}-*"))
+    journal.write_bytes(journal.read_bytes() + mapped_memory.HEAD.pack(1000, 0) + b"half")
     again = MappedMemory(TREE, tmp_path)
     again.undo(epoch)
     assert torch.equal(again.read(2, "model", torch.arange(6), torch.zeros(6, 2)), torch.ones(6, 2))
@@ -99,7 +100,7 @@ def test_a_run_that_was_cut_short_goes_on_to_the_same_bits(tmp_path, monkeypatch
     with make_loop(METHOD, make(), "mclr", workers=workers, **QUICK) as second:
         with pytest.raises(ValueError, match="keep_in"):
             second.restore(tensors, facts)
-        second.keep_in(tmp_path / "run" / mapped_memory.FOLDER)
+        second.keep_in(tmp_path / "run" / STORE)
         second.restore(tensors, facts)
         again = second.run(6, [RunFolder(tmp_path / "run", resumed=True)])
     assert whole.personal is not None
@@ -137,7 +138,7 @@ def test_a_kill_at_any_moment_loses_nothing(tmp_path):
                 break
     number, tensors, facts = checkpoint.latest(folder / "checkpoints") or (0, {}, {})
     with make_loop(METHOD, make(), "mclr", **QUICK) as training:
-        training.keep_in(folder / mapped_memory.FOLDER)
+        training.keep_in(folder / STORE)
         training.restore(tensors, facts)
         again = training.run(number + 5)
     whole = train(METHOD, make(), "mclr", rounds=number + 5, **QUICK)

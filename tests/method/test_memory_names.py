@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from odd_names import OddNames
 from polytier import Federation, RunFolder, Topology, make_loop, train
-from polytier.method import mapped_memory
 from polytier.method.mapped_memory import MappedMemory
 from polytier.method.memory import LONGEST, Memory, RowName, entries, name_of_0_1
 from polytier.runs import callbacks, checkpoint
+from polytier.runs.read import STORE
 
 TREE = Topology.build(np.arange(6), np.arange(6) // 3)
 ODD = ["a.b", "a/b", "../up", "_a", "_a-b", "", ".", "A", "a", "\u00e9", "e\u0301", "own", "a%2Fb", "\0"]
@@ -88,7 +88,7 @@ def test_a_run_with_any_names_goes_on_from_its_checkpoint(tmp_path, monkeypatch,
     _, tensors, facts = checkpoint.latest(tmp_path / "run/checkpoints") or (0, {}, {})
     with make_loop(OddNames(), make(), "mclr", batch_size=4, workers=2, tile=2) as training:
         if in_files:
-            training.keep_in(tmp_path / "run" / mapped_memory.FOLDER)
+            training.keep_in(tmp_path / "run" / STORE)
         training.restore(tensors, facts)
         again = training.run(4)
         assert set(training.context.memory.names(1)) == {"a.b", "_a", "self", "名/.."}
@@ -125,7 +125,7 @@ def test_files_of_version_0_1_are_taken_over(tmp_path):
     def old_file(name: str, values: np.ndarray) -> None:
         (tmp_path / name).write_bytes(values.tobytes())
 
-    now, before = np.ones((6, 2), np.float32), np.full((2, 2), 5, np.float32)
+    now = np.ones((6, 2), np.float32)
     for name, number in (("2.model", 6), ("1._answer-model", 2)):
         old_file(f"{name}.float32.2.rows", now[:number])
         old_file(f"{name}.float32.2.kept", np.ones(number, bool))
@@ -134,15 +134,23 @@ def test_files_of_version_0_1_are_taken_over(tmp_path):
     old_file("2.count.int64..kept", np.ones(6, bool))
     old_file("2.count.int64..noted", np.full(6, 3))
     old_file("epoch", np.array([3]))
-    with (tmp_path / "journal-3-1").open("wb") as file:
-        for record in ((2, "model", np.array([0, 1]), before), (1, "_answer-model", np.array([1]), None)):
-            data = pickle.dumps(record)
-            file.write(mapped_memory.LENGTH.pack(len(data)) + data)
     memory = MappedMemory(TREE, tmp_path)
     memory.undo(3)
     ids, default = torch.arange(2), torch.zeros(2, 2)
-    assert memory.read(2, "model", ids, default).tolist() == [[5, 5], [5, 5]]
-    assert memory.read(1, "answer", ids, default, "model").tolist() == [[1, 1], [0, 0]]
+    assert memory.read(2, "model", ids, default).tolist() == [[1, 1], [1, 1]]
+    assert memory.read(1, "answer", ids, default, "model").tolist() == [[1, 1], [1, 1]]
     assert memory.read(2, "count", ids, torch.zeros(2)).tolist() == [0, 1]
     assert memory.names(2) == ["count", "model"]
     assert not [path for path in Path(tmp_path).iterdir() if path.is_file() and path.name != "epoch"]
+
+
+def test_a_journal_of_version_0_1_is_not_unpickled(tmp_path):
+    class Payload:
+        def __reduce__(self):
+            return Path.touch, (tmp_path / "it-ran",)
+
+    data = pickle.dumps(Payload())
+    (tmp_path / "journal-3-1").write_bytes(len(data).to_bytes(8, "little") + data)
+    with pytest.raises(ValueError, match=r"a journal of version 0\.1; reading it could run code"):
+        MappedMemory(TREE, tmp_path)
+    assert not (tmp_path / "it-ran").exists()

@@ -323,7 +323,7 @@ def test_advice(tmp_path):
     assert "allowed: png, svg, pdf" in wrong.stderr
     text = (run / "devices.csv").read_text()
     (run / "devices.csv").write_text(text[: len(text) // 2])
-    assert "devices.csv cannot be read" in call("report", run, "-o", page, code=2).stderr
+    assert "devices.csv is damaged" in call("report", run, "-o", page, code=2).stderr
     (run / "devices.csv").unlink()
     assert "devices.csv cannot be read" in call("report", run, "-o", page, code=2).stderr
     (run / "summary.json").write_text("{")

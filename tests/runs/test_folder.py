@@ -17,9 +17,10 @@ from torch import nn
 
 from polytier import FedAvg, FedAvgFT, PerMFL, Run, build_federation, train
 from polytier.algorithms import LocalTraining
+from polytier.files.write import json_line, next_folder
 from polytier.models.metrics import LOSS
 from polytier.runs.callbacks import MLflow, RunFolder, TensorBoard
-from polytier.runs.folder import check_free, next_free
+from polytier.runs.folder import check_free
 from polytier.runs.loop import make_loop
 from polytier.runs.read import read_history
 from polytier.runs.summary import best_of
@@ -83,6 +84,7 @@ def test_the_folder_holds_what_is_promised(run, folder):
         "models",
         "checkpoints",
         "state.json",
+        ".lock",
     }
     with safe_open(folder / "models" / "team.safetensors", "pt") as file:
         assert json.loads(file.metadata()["ids"]) == [0, 1]
@@ -130,12 +132,12 @@ def test_a_folder_in_use_is_refused(run, folder, tmp_path):
     with pytest.raises(ValueError, match="not empty"):
         run.save(folder)
     (tmp_path / "a-file").write_text("mine")
-    with pytest.raises(ValueError, match="not empty"):
+    with pytest.raises(ValueError, match="is a file"):
         check_free(tmp_path / "a-file")
     with pytest.raises(ValueError, match="cannot be created"):
         run.save(tmp_path / "a-file" / "below")
     (tmp_path / "permfl-1").mkdir()
-    assert next_free(tmp_path, "permfl").name == "permfl-2"
+    assert next_folder(tmp_path, "permfl").name == "permfl-2"
 
 
 def test_a_model_given_in_python_is_asked_for(federation, tmp_path):
@@ -179,7 +181,7 @@ def test_checkpoints_may_be_removed(run, folder, tmp_path):
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     assert same_module(Run.load(tmp_path / "run").model(device=1), run.model(device=1))
     (tmp_path / "run" / "models" / "personal.safetensors").write_bytes(b"rubbish")
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match="damaged: its content does not match its digest"):
         Run.load(tmp_path / "run")
 
 
@@ -206,7 +208,7 @@ def test_a_half_written_line_and_later_rounds_are_dropped(federation, tmp_path):
         training.run(2, [RunFolder(tmp_path / "run")])
         lines = (tmp_path / "run" / "metrics.jsonl").read_text()
         with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
-            file.write('{"round": 3, "bytes": {}}\n{"round": 4, "pers')
+            file.write(json_line({"round": 3, "bytes": {}}) + '{"round": 4, "pers')
         assert [r["round"] for r in read_history(tmp_path / "run")] == [1, 2, 3]
         training.run(2, [RunFolder(tmp_path / "run", resumed=True)])
         assert (tmp_path / "run" / "metrics.jsonl").read_text() == lines

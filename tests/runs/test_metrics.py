@@ -340,7 +340,7 @@ def test_a_record_knows_the_metrics_before_and_after_the_end(unequal, tmp_path):
 
 def test_the_configuration_may_name_metrics(tmp_path):
     for text in ('metric = "macro-f1,auc"', 'metric = ["macro_f1", "auc"]'):
-        (tmp_path / "config.toml").write_text(text)
+        (tmp_path / "config.toml").write_text(f'algorithm = "fedavg"\n{text}')
         assert [metric.name for metric in RunRecord(tmp_path).metrics] == ["macro_f1", "auc"]
         assert RunRecord(tmp_path).metric == METRICS["macro_f1"]
 

@@ -68,4 +68,4 @@ def test_an_unfinished_run_goes_on(tmp_path):
     assert summary["rounds"] == expected["rounds"]
     for kind, accuracy in expected["accuracy"].items():  # bits may differ on another processor, by few samples at most
         assert summary[kind]["accuracy"] == pytest.approx(accuracy, abs=0.02)
-    assert read_state(Path("run"))["format"] == 2
+    assert read_state(Path("run"))["format"] == 3

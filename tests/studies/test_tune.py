@@ -34,7 +34,7 @@ def _elsewhere(tmp_path, monkeypatch):
 def trials_of(folder: str | Path) -> list[dict[str, Any]]:
     """Without the seconds, which no run repeats."""
     lines = (Path(folder) / "trials.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+    return [{k: v for k, v in json.loads(line).items() if k not in ("seconds", "crc32")} for line in lines]
 
 
 # -- a search -----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from polytier import __version__
-from polytier._errors import BAD_INPUT, FAULT, INTERRUPTED, Stopped
+from polytier._errors import outcome
 from polytier._terminal import log, say, wide_console
 from polytier.cli import data, models, report, run, studies
 from polytier.runs.spec import json_schema
@@ -21,23 +21,15 @@ class Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except ValueError as error:
-            log.debug("where this came from:", exc_info=error)
-            raise fail(str(error), BAD_INPUT) from None
-        except Stopped as error:
-            raise fail(str(error), error.code) from None
-        except KeyboardInterrupt:
-            raise fail("interrupted", INTERRUPTED) from None
-        except BrokenPipeError:
+        except BrokenPipeError:  # nobody reads the output any more; typer ends quietly
             raise
-        except OSError as error:
-            raise fail(str(error), FAULT) from None
-
-
-def fail(text: str, code: int) -> typer.Exit:
-    """Print what went wrong; the caller raises the result."""
-    say(f"polytier: {text}")
-    return typer.Exit(code)
+        except (Exception, KeyboardInterrupt) as error:
+            code, text = outcome(error)
+            if code is None:
+                raise
+            log.debug("where this came from:", exc_info=error)
+            say(f"polytier: {text}")
+            raise typer.Exit(code) from None
 
 
 app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)

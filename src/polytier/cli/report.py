@@ -56,10 +56,10 @@ def report(
     ] = None,
 ) -> None:
     """Write one HTML page about runs that needs no network: tables, metrics, devices, traffic, data."""
+    from polytier.files.write import atomic, make_folder, write_text
     from polytier.report.figures import FORMATS, charts_in, require, save
     from polytier.report.page import render
     from polytier.report.page_contents import page_of
-    from polytier.runs.folder import atomic, write_text
 
     if form not in FORMATS:
         raise ValueError(f"--format {form!r} is unknown; allowed: {', '.join(FORMATS)}")
@@ -74,14 +74,14 @@ def report(
         require()
     title, subtitle, blocks = page_of(folders)
     if tables is not None:
-        tables.mkdir(parents=True, exist_ok=True)
+        make_folder(tables)
         write_text(tables / "tables.md", f"# {title}\n\n" + "\n".join(as_text(blocks, "## {}\n", texts.markdown)))
         write_text(tables / "tables.tex", "\n".join(as_text(blocks, "% {}\n", texts.latex)))
         say(f"tables.md and tables.tex are in {tables}")
     if figures is not None:
         from polytier.studies.compare import slug
 
-        figures.mkdir(parents=True, exist_ok=True)
+        make_folder(figures)
         charts, names = charts_in(blocks), names_in(blocks)
         for number, chart in enumerate(charts, 1):
             with atomic(figures / f"{number:02}-{slug(chart.title.lower())}.{form}") as partial:

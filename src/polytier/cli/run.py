@@ -13,10 +13,11 @@ from polytier._terminal import Interrupt, log, say, set_up_logging, wide_console
 from polytier._text import duration, size
 from polytier.cli.options import takes_settings
 from polytier.report.tables import print_summary
-from polytier.runs.read import read_config, read_summary
+from polytier.runs.read import finished_rounds, read_config, read_summary
 from polytier.runs.spec import of_scope, read_spec
 
 if TYPE_CHECKING:
+    from polytier.files.lock import FolderLock
     from polytier.runs.loop import Loop
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the path of the run folder.")]
@@ -42,8 +43,7 @@ def run(
     """Train a method. Without arguments: PerMFL on digits. The config.toml of a run folder repeats that run."""
     set_up_logging(quiet, verbose)
     spec = read_spec(what, given, fields)
-    from polytier.runs.folder import check_free, next_free
-    from polytier.runs.launch import folder_stem
+    from polytier.runs.folder import check_free
     from polytier.runs.loop import Loop
     from polytier.theory.check import warnings
 
@@ -52,8 +52,7 @@ def run(
     with Loop.of(spec) as loop:
         for text in warnings(loop):
             log.warning("%s", text)
-        folder = Path(spec.out) if spec.out is not None else next_free(Path("runs"), folder_stem(spec))
-        follow(loop, folder, quiet, as_json)
+        follow(loop, None if spec.out is None else Path(spec.out), quiet, as_json)
 
 
 @takes_settings(MayChange, defaults=dict.fromkeys(MayChange, "as before"))
@@ -67,19 +66,19 @@ def resume(
 ) -> None:
     """Continue an interrupted run, or extend a finished one; results are those of a run without interruption."""
     set_up_logging(quiet, verbose)
-    wanted = given.get("rounds") or read_config(folder).get("rounds", 0)
-    done = (read_summary(folder) or {}).get("rounds", 0)
-    if done >= wanted:
+    done = finished_rounds(folder, given.get("rounds") or read_config(folder)["rounds"])
+    if done is not None:
         say(f"{folder} is finished: {done} rounds; to continue: polytier resume {folder} --rounds {done + 100}")
         print_result(folder, quiet, as_json)
         return
+    from polytier.runs.folder import reopen
     from polytier.runs.launch import resumed_loop, spec_of_folder
 
-    with resumed_loop(spec_of_folder(folder, **given), folder) as loop:
-        follow(loop, folder, quiet, as_json, resumed=True)
+    with reopen(folder) as lock, resumed_loop(spec_of_folder(folder, **given), folder) as loop:
+        follow(loop, folder, quiet, as_json, lock)
 
 
-def follow(loop: Loop, folder: Path, quiet: bool, as_json: bool, resumed: bool = False) -> None:
+def follow(loop: Loop, folder: Path | None, quiet: bool, as_json: bool, resumed: FolderLock | None = None) -> None:
     """Train with a progress bar unless `quiet`, and print the result."""
     from polytier.report.heatmap import draw_beside
     from polytier.runs.callbacks import Progress
@@ -93,7 +92,7 @@ def follow(loop: Loop, folder: Path, quiet: bool, as_json: bool, resumed: bool =
             super().on_start(loop)
 
     with Interrupt() as interrupt:
-        run_in_folder(loop, folder, [] if quiet else [Announced()], interrupt, resumed)
+        folder = run_in_folder(loop, folder, [] if quiet else [Announced()], interrupt, resumed)
     draw_beside(folder)
     print_result(folder, quiet, as_json)
 

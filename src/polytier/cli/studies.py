@@ -208,8 +208,8 @@ def check(
     """
     set_up_logging(as_json or quiet, verbose)
     spec = read_spec(what, given, fields)
+    from polytier.files.write import finite
     from polytier.report.check_table import print_check
-    from polytier.runs.folder import finite
     from polytier.runs.loop import Loop
     from polytier.theory.check import check_training, read_given
     from polytier.theory.measure import measure as run_it

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 
 from polytier.data.population import SPLITS, Population
+
+SPREAD = 1000  # samples that are part of a fingerprint
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,17 @@ class Federation:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of the devices and of samples spread evenly over the data, to notice that data have changed."""
+        digest = sha256()
+        for values in (self.ids, self.bounds.numpy()):
+            digest.update(f"{values.dtype.kind}{values.shape}".encode() + np.ascontiguousarray(values).tobytes())
+        for values in (self.x, self.y):
+            spread = torch.linspace(0, len(values) - 1, min(len(values), SPREAD), dtype=torch.float64).long()
+            digest.update(f"{values.dtype}{tuple(values.shape)}".encode() + values[spread].numpy().tobytes())
+        return digest.hexdigest()
 
     @cached_property
     def population(self) -> Population:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from polytier._errors import Fault
 from polytier.stack.rows import Rows, map_rows
 
 if TYPE_CHECKING:
     from polytier.method.algorithm import Algorithm
 
 
-class Diverged(RuntimeError):
+class Diverged(Fault):
     """Training has diverged: some rows hold NaN or infinity.
 
     Args:
@@ -55,7 +56,7 @@ class Diverged(RuntimeError):
         return f"diverged in round {self.round}: the model of {where} is no longer finite; lower {steps[kind]}"
 
 
-class NodesLost(RuntimeError):
+class NodesLost(Fault):
     """The process of some nodes has ended, and the rows that these nodes kept are lost."""
 
 

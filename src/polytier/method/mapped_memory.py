@@ -1,93 +1,187 @@
 """Rows that nodes keep, in files instead of memory and checkpoints, for populations that are too large for these.
 
 A checkpoint does not copy the rows. It starts an epoch. During an epoch the old value of a row is written to a journal
-before the row is overwritten for the first time. After a crash the journals restore the rows of the last checkpoint.
+and synced to the disk before the row is overwritten for the first time. After a crash the journals restore the rows of
+a checkpoint; its digests, one per block of rows, prove it.
 
 FOLDER/TIER/.../*.rows .kept .noted | mapped tensors [nodes, ...]: the rows, which are kept, and the epoch in which each
                                       row was last written to a journal ("noted")
 FOLDER/epoch                        | the current epoch, for all processes
-FOLDER/journal-EPOCH-PID            | the journal of one process: records of a length, then a pickled
-                                      (name, ids, rows or None)
+FOLDER/log-EPOCH-PID                | the journal of one process: records of a length, a checksum and a safetensors file
+                                      with `ids:NAME` and, if the rows were kept before, `rows:NAME`
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import struct
+import zlib
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
-import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
+from polytier.files.read import Damaged, read_bytes
+from polytier.files.write import make_folder, sync_file, sync_folder, write_all
 from polytier.method.memory import Memory, RowName, map_file, name_of_0_1
 from polytier.tree.topology import Topology
 
-FOLDER = "store"  # in a run folder
-LENGTH = struct.Struct("<Q")
+HEAD = struct.Struct("<QI")  # of a record: length and CRC-32 of what follows
+JOURNAL, JOURNAL_0_1 = "log", "journal"
+BLOCK = 1 << 20  # bytes of rows that share a digest
 
 
 class MappedMemory(Memory):
-    """Memory in files that a checkpoint does not copy. The folder belongs to the run and is used again on a resume."""
+    """Memory in files that a checkpoint does not copy. The folder belongs to the run and is used again on a resume.
+
+    Raises:
+        ValueError: The folder has a journal of version 0.1, which cannot be read safely.
+    """
 
     folder: Path
 
     def __init__(self, topology: Topology, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         super().__init__(topology, folder)
+        if any(path.stat().st_size for path in folder.glob(f"{JOURNAL_0_1}-*")):
+            raise ValueError(
+                f"{folder} has a journal of version 0.1; reading it could run code from that file, so this version "
+                "does not: continue the run with version 0.1, or repeat it"
+            )
         self._take_over_0_1()
         self._now = map_file(folder / "epoch", torch.int64, (1,))
         self._noted: dict[RowName, Tensor] = {}
+        self._digests: dict[RowName, Tensor] = {}  # [blocks, 32] uint8, as of the last checkpoint
 
     @property
     def epoch(self) -> int:
         return int(self._now[0])
+
+    # -- journals ------------------------------------------------------------------------------------
 
     def _before_write(self, row: RowName, found: tuple[Tensor, Tensor], ids: Tensor) -> None:
         noted, epoch = self._noted[row], self.epoch
         fresh = ids[noted[ids] != epoch]
         if len(fresh):
             kept = found[1][fresh]
-            self._note(epoch, str(row), fresh[~kept], None)
-            self._note(epoch, str(row), fresh[kept], found[0][fresh[kept]])
+            self._note(epoch, {f"ids:{row}": fresh[~kept]})
+            self._note(epoch, {f"ids:{row}": fresh[kept], f"rows:{row}": found[0][fresh[kept]]})
             noted[fresh] = epoch
 
+    def _note(self, epoch: int, record: dict[str, Tensor]) -> None:
+        """Append a record to the journal. It is on the disk before the rows themselves change."""
+        if not len(next(iter(record.values()))):
+            return
+        path, data = self.folder / f"{JOURNAL}-{epoch}-{os.getpid()}", save(record)
+        new = not path.exists()
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        file = os.open(path, flags, 0o666)
+        try:
+            write_all(file, HEAD.pack(len(data), zlib.crc32(data)) + data)
+            os.fsync(file)
+        finally:
+            os.close(file)
+        if new:
+            sync_folder(self.folder)
+
     def advance(self) -> int:
-        """Start a new epoch. Its number is stored in the checkpoint that is written next."""
+        """Write all rows to the disk and start a new epoch. The checkpoint that is written next stores its number."""
+        for row in self._known():
+            self._update_digests(row)
         self._now += 1
+        self._sync()
         return self.epoch
 
-    def forget(self) -> None:
-        """Remove the journals of earlier epochs. Called when the last checkpoint is complete."""
-        for epoch, path in self._journals():
-            if epoch < self.epoch:
+    def forget(self, epoch: int) -> None:
+        """Remove the journals of epochs before this one, which no checkpoint needs any more."""
+        for number, path in self._journals():
+            if number < epoch:
                 path.unlink()
 
     def undo(self, epoch: int) -> None:
         """Restore the rows as they were at the start of an epoch."""
+        latest = max([self.epoch, epoch, *(number for number, _ in self._journals())])
         for number, path in sorted(self._journals(), reverse=True):
             if number >= epoch:
                 for row, ids, rows in read_records(path):
-                    found, where = self._open(row), torch.from_numpy(ids)
-                    assert found is not None
-                    found[1][where] = rows is not None
-                    if rows is not None:
-                        found[0][where] = torch.from_numpy(rows)
-            path.unlink()
-        self._now[0] = max(self.epoch, epoch) + 1  # a new epoch: no row is noted in it
-
-    def _note(self, epoch: int, row: str, ids: Tensor, rows: Tensor | None) -> None:
-        """Append a record to the journal. It is complete in the file before the rows themselves change."""
-        if len(ids):
-            record = row, ids.numpy(), None if rows is None else rows.numpy()
-            data = pickle.dumps(record, protocol=pickle.HIGHEST_PROTOCOL)
-            with (self.folder / f"journal-{epoch}-{os.getpid()}").open("ab") as file:
-                file.write(LENGTH.pack(len(data)) + data)
+                    found = self._open(row)
+                    if found is None:
+                        raise Damaged(f"{self.folder / row.folder()} is missing")
+                    found[1][ids] = rows is not None
+                    found[0][ids] = 0 if rows is None else rows
+        self._now[0] = latest + 1  # a new epoch: no row is noted in it
+        self._digests.clear()
+        self._sync()
+        for number, path in self._journals():
+            if number >= epoch:
+                path.unlink()
 
     def _journals(self) -> list[tuple[int, Path]]:
-        return [(int(path.name.split("-")[1]), path) for path in self.folder.glob("journal-*")]
+        return [(int(path.name.split("-")[1]), path) for path in self.folder.glob(f"{JOURNAL}-*-*")]
+
+    # -- digests -------------------------------------------------------------------------------------
+
+    def digests(self) -> dict[str, Tensor]:
+        """[blocks, 32] for each name of rows: the digests of its blocks when the current epoch started."""
+        return {str(row): digests.clone() for row, digests in self._digests.items()}
+
+    def check(self, digests: dict[str, Tensor]) -> None:
+        """Compare all rows with the digests of a checkpoint.
+
+        Raises:
+            Damaged: Rows are missing or differ from those that the checkpoint was written with.
+        """
+        for name, wanted in digests.items():
+            row = RowName.parse(name)
+            if self._open(row) is None:
+                raise Damaged(f"the rows {row.name!r} in {self.folder} are missing")
+            self._update_digests(row)
+            seen = self._digests[row]
+            if seen.shape != wanted.shape or not torch.equal(seen, wanted):
+                bad = int((seen != wanted).any(1).nonzero()[0]) if seen.shape == wanted.shape else 0
+                raise Damaged(f"the rows {row.name!r} in {self.folder} are damaged (block {bad} of {len(wanted)})")
+
+    def _update_digests(self, row: RowName) -> None:
+        """Compute the digests of the blocks in which a row was written since they were last computed."""
+        found = self._open(row)
+        assert found is not None
+        rows, kept = found
+        size = max(1, BLOCK // max(1, rows[:1].nbytes))  # rows per block
+        count = -(-len(rows) // size)
+        if row in self._digests:
+            changed = ((self._noted[row] == self.epoch).nonzero().squeeze(1) // size).unique().tolist()
+        else:
+            self._digests[row] = torch.zeros(count, 32, dtype=torch.uint8)
+            changed = range(count)
+        for k in changed:
+            part = slice(k * size, (k + 1) * size)
+            digest = sha256(memoryview(rows[part].reshape(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+            digest.update(memoryview(kept[part].numpy()))  # type: ignore[arg-type]
+            self._digests[row][k] = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
+
+    # -- files ---------------------------------------------------------------------------------------
+
+    def _sync(self) -> None:
+        """Wait until all rows are on the disk, and the epoch: `noted` must never have a later one."""
+        sync_file(self.folder / "epoch")
+        for row in self._known():
+            stem = self._stem_of(row)
+            for what in ("rows", "kept"):
+                sync_file(Path(f"{stem}.{what}"))
+            for folder in (stem.parent, *stem.parent.parents):
+                sync_folder(folder)
+                if folder == self.folder:
+                    break
+
+    def _stem_of(self, row: RowName) -> Path:
+        """The path of the files of rows that exist, without its ending."""
+        found = self._open(row)
+        assert found is not None
+        return self._stem(row, found[0].dtype, tuple(found[0].shape[1:]))
 
     def _create(self, row: RowName, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         n = self.topology.size(row.tier)
@@ -107,15 +201,29 @@ class MappedMemory(Memory):
             path.rename(place / ".".join(rest))
 
 
-def read_records(path: Path) -> Iterator[tuple[RowName, np.ndarray, np.ndarray | None]]:
-    """The complete records of a journal. The rows of an incomplete one were not overwritten yet."""
-    with path.open("rb") as file:
-        while len(head := file.read(LENGTH.size)) == LENGTH.size:
-            (size,) = LENGTH.unpack(head)
-            if len(data := file.read(size)) < size:
-                return
-            *name, ids, rows = pickle.loads(data)  # version 0.1 has the tier and the name in two
-            yield RowName.parse(*name) if len(name) == 1 else name_of_0_1(*name), ids, rows
+def read_records(path: Path) -> Iterator[tuple[RowName, Tensor, Tensor | None]]:
+    """The records of a journal: the name, the ids and the rows, or None for rows that were not kept.
+
+    An incomplete record at the end is left out: its rows were not overwritten yet.
+
+    Raises:
+        Damaged: A record does not have the content that was written.
+    """
+    data, start = memoryview(read_bytes(path)), 0
+    while start + HEAD.size <= len(data):
+        size, checksum = HEAD.unpack(data[start : start + HEAD.size])
+        record = data[start + HEAD.size : start + HEAD.size + size]
+        if len(record) < size:
+            return
+        if zlib.crc32(record) != checksum:
+            raise Damaged(f"{path} is damaged: a record does not match its checksum")
+        try:
+            tensors = {name.partition(":")[0]: (name.partition(":")[2], v) for name, v in load(bytes(record)).items()}
+            (name, ids), (_, rows) = tensors["ids"], tensors.get("rows", ("", None))
+            yield RowName.parse(name), ids, rows
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise Damaged(f"{path} is damaged: {error}") from None
+        start += HEAD.size + size
 
 
 def reserve(path: Path, size: int) -> None:

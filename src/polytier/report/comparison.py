@@ -14,6 +14,7 @@ All methods are judged by one metric: the leading one of the first run, if all r
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from polytier._text import duration, size
+from polytier.files.write import write_text
 from polytier.models.metrics import LOSS, MetricInfo, describe
 from polytier.report.intervals import LEVEL, interval, interval_text, paired_test
 from polytier.report.tables import line, table
@@ -167,13 +169,14 @@ def metric_in(row: Mapping[str, Any]) -> MetricInfo:
 def write(out: Path, settings: dict[str, Any], records: Sequence[Record], methods: Sequence[dict[str, Any]]) -> None:
     """Write compare.json (settings, records, methods) and compare.csv (one line per record)."""
     found = {"settings": settings, "records": records, "methods": methods}
-    (out / FILE).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    write_text(out / FILE, json.dumps(found, indent=2) + "\n")
     lines = [dict(flat(record)) for record in records]
     columns = dict.fromkeys(name for line in lines for name in line)
-    with (out / "compare.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(columns), restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(columns), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    write_text(out / "compare.csv", text.getvalue())
 
 
 def flat(record: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

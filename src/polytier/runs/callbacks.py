@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import logging
 import time
 import warnings
 from collections.abc import Iterator
@@ -14,15 +14,17 @@ from rich.console import Console
 
 from polytier._errors import missing
 from polytier._text import size
-from polytier.method import mapped_memory
+from polytier.files.lock import FolderLock
+from polytier.files.write import Appended, json_line
 from polytier.method.call import Diverged
 from polytier.runs import checkpoint
 from polytier.runs.evaluate import metrics_of
-from polytier.runs.folder import claim, json_line, write_end, write_start, write_state, write_text
+from polytier.runs.folder import claim, reopen, write_end, write_start, write_state
 from polytier.runs.loop import PATIENCE, Callback, Loop
-from polytier.runs.read import DIVERGED, DONE, RUNNING, STOPPED, score
+from polytier.runs.read import CHECKPOINTS, DIVERGED, DONE, RUNNING, STOPPED, STORE, score
 from polytier.runs.run import Run
 
+log = logging.getLogger("polytier")
 IN_FILES = 1 << 30  # if the devices' rows have more bytes, they are kept in files instead of in memory and checkpoints
 
 
@@ -32,9 +34,10 @@ class RunFolder(Callback):
     Args:
         folder: Path of the run folder. It must be new or empty, unless `resumed` is True.
         resumed: Whether the run was restored from a checkpoint in this folder.
+        lock: The lock of the folder, if the caller has it already; it is released when the run ends.
 
     Raises:
-        ValueError: When the run starts, if the folder is not empty or cannot be created.
+        ValueError: When the run starts, if the folder is not empty, is used by another run, or cannot be created.
 
     Examples:
         >>> import polytier, tempfile
@@ -46,72 +49,87 @@ class RunFolder(Callback):
         2
     """
 
-    def __init__(self, folder: str | Path, resumed: bool = False) -> None:
+    def __init__(self, folder: str | Path, resumed: bool = False, lock: FolderLock | None = None) -> None:
         self.folder, self.resumed = Path(folder), resumed
         self.saved = -1  # the round of the last checkpoint, when it was written, and how long that took
         self.saved_at = self.cost = 0.0
-        self._metrics: Any = None
-        self._made: list[Path] = []  # folders that did not exist before the run
+        self._lock = lock
+        self._lines: Appended | None = None
+        self._epochs: list[int] | None = None  # of the stores, at the checkpoint before the last one
 
     def on_start(self, loop: Loop) -> None:
-        if not self.resumed:
-            self._made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
-            claim(self.folder)
-            if loop.round == 0 and rows_bytes(loop) > IN_FILES:
-                loop.keep_in(self.folder / mapped_memory.FOLDER)
-        write_state(self.folder, RUNNING, loop.context, round_=loop.round)
+        if self._lock is None:
+            self._lock = reopen(self.folder) if self.resumed else claim(self.folder)
+        if not self.resumed and loop.round == 0 and rows_bytes(loop) > IN_FILES:
+            loop.keep_in(self.folder / STORE)
         write_start(self.folder, loop.spec.replace(rounds=loop.rounds), loop.context.topology)
-        # rewritten from the checkpoint: the file may have lines of later rounds, or an incomplete last line
-        write_text(self.folder / "metrics.jsonl", "".join(map(json_line, loop.history)))
-        self._metrics = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
+        write_state(self.folder, RUNNING, loop.context, loop.spec, round_=loop.round)
+        self._write_rounds(loop)
         self.checkpoint(loop)
 
     def on_round(self, loop: Loop, record: dict[str, Any]) -> None:
-        self._metrics.write(json_line(record))
-        self._metrics.flush()
+        assert self._lines is not None
+        if self._lines.intact:
+            self._lines.append(json_line(record))
+        else:
+            log.warning("%s was changed by another program during the run; it is written again", self._lines.path)
+            self._write_rounds(loop)
         if loop.round == 1 or time.perf_counter() - self.saved_at > PATIENCE * self.cost:
             self.checkpoint(loop)
 
     def on_end(self, loop: Loop, run: Run) -> None:
+        assert self._lines is not None
         if self.saved != loop.round:
             self.checkpoint(loop)
+        self._restore_start(loop)
+        if not self._lines.intact:
+            self._write_rounds(loop)
         if loop.round < loop.rounds:
             reason = f"asked to stop after round {loop.round} of {loop.rounds}"
-            write_state(self.folder, STOPPED, loop.context, reason, loop.round)
+            write_state(self.folder, STOPPED, loop.context, loop.spec, reason, loop.round)
             return
         write_end(self.folder, run)
-        write_state(self.folder, DONE, loop.context, round_=loop.round)
+        write_state(self.folder, DONE, loop.context, loop.spec, round_=loop.round)
 
     def on_error(self, loop: Loop, error: BaseException) -> None:
-        if self._metrics is None:  # the folder was not written yet
+        if self._lines is None:  # the folder was not written yet
             return
         reason = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
         with suppress(OSError):  # a full disk may be the cause of the error
             state = DIVERGED if isinstance(error, Diverged) else STOPPED
-            write_state(self.folder, state, loop.context, reason, loop.round)
+            write_state(self.folder, state, loop.context, loop.spec, reason, loop.round)
 
     def close(self) -> None:
-        if self._metrics is not None:
-            self._metrics.close()
+        with suppress(OSError):  # the rounds are in the checkpoint too
+            if self._lines is not None:
+                self._lines.close()
+        self._lines = None
+        if self._lock is not None:
+            self._lock.release()
 
     def checkpoint(self, loop: Loop) -> None:
         """Write a checkpoint of the current round and record how long that took."""
         started = time.perf_counter()
-        checkpoint.save(self.folder / "checkpoints", loop.round, *loop.snapshot())
-        for kept in loop.stores:
-            kept.forget()
+        tensors, facts = loop.snapshot()
+        checkpoint.save(self.folder / CHECKPOINTS, loop.round, tensors, facts)
+        for store, epoch in zip(loop.stores, self._epochs or (), strict=False):
+            store.forget(epoch)  # journals that only checkpoints before the last two need
+        self._epochs = facts["epochs"]
         self.saved, self.saved_at = loop.round, time.perf_counter()
         self.cost = self.saved_at - started
 
-    def discard(self) -> None:
-        """Remove the files of a run that could not start, and the folders that were created for it."""
-        self.close()
-        if self._metrics is None or self.resumed:
-            return
-        shutil.rmtree(self.folder)
-        for parent in self._made[1:]:
-            if not any(parent.iterdir()):
-                parent.rmdir()
+    def _write_rounds(self, loop: Loop) -> None:
+        """Write metrics.jsonl anew: it may have lines of later rounds than the checkpoint, or an incomplete one."""
+        if self._lines is not None:
+            self._lines.close()
+        self._lines = Appended(self.folder / "metrics.jsonl", "".join(map(json_line, loop.history)))
+
+    def _restore_start(self, loop: Loop) -> None:
+        """Write config.toml and topology.json again if another program has removed them."""
+        missing = [name for name in ("config.toml", "topology.json") if not (self.folder / name).is_file()]
+        if missing:
+            log.warning("%s of %s was removed during the run; it is written again", " and ".join(missing), self.folder)
+            write_start(self.folder, loop.spec.replace(rounds=loop.rounds), loop.context.topology)
 
 
 def rows_bytes(loop: Loop) -> int:

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from polytier.data.own import own_column
 from polytier.data.pack import dtype_name
 from polytier.data.sources import reading
-from polytier.runs.folder import about_inputs, atomic, write_tensors
+from polytier.files.write import atomic, write_bytes
+from polytier.runs.folder import about_inputs
 from polytier.runs.run import Run, Scaled
+from polytier.runs.tensors import pieces
 
 CHUNK = 512  # samples in one forward pass
 
@@ -94,7 +96,7 @@ def export_parameters(run: Run, row: Tensor, target: Path, owner: str) -> None:
     parts = {k: v.clone() for k, v in run.context.objective.all_parameters(row).items()}
     parts |= {k: v.clone() for k, v in inner.named_buffers()}
     about = json.dumps(about_inputs(run.context.population))
-    write_tensors(target, parts, model=run.spec.model, of=owner, inputs=about)
+    write_bytes(target, pieces(parts, model=run.spec.model, of=owner, inputs=about))
     again = load_file(target)
     assert all(torch.equal(again[k], parts[k]) for k in parts)
 

@@ -15,157 +15,209 @@ checkpoints/     what a run needs to continue
 from __future__ import annotations
 
 import csv
+import io
 import json
-import math
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.torch import save_file
-from torch import Tensor
 
 from polytier.data.pack import dtype_name
 from polytier.data.population import Population
+from polytier.files import lock
+from polytier.files.lock import FolderLock
+from polytier.files.read import digest_of, refuse_links
+from polytier.files.write import (
+    PARTIAL,
+    atomic,
+    json_line,
+    make_folder,
+    next_folder,
+    remove_partials,
+    sync_folder,
+    write_bytes,
+    write_json,
+    write_sealed,
+    write_text,
+)
 from polytier.method.context import Context
 from polytier.models.trainable import digest
 from polytier.runs import checkpoint, snapshot
 from polytier.runs.evaluate import metrics_of
-from polytier.runs.read import DONE, FORMAT, KINDS, STATE, STATES
+from polytier.runs.read import CHECKPOINTS, DONE, FORMAT, KINDS, STATE, STATES, STORE, SUMMARY
 from polytier.runs.run import Run
-from polytier.runs.spec import RunSpec, to_toml
+from polytier.runs.spec import RunSpec, identity, to_toml
 from polytier.runs.summary import PART, device_table, summary, traffic
+from polytier.runs.tensors import pieces
 from polytier.tree import collaboration
 from polytier.tree.topology import Topology
 
-# -- writing ------------------------------------------------------------------------------------------
+# files and folders that a run writes before its first checkpoint is complete
+STARTED = (STATE, "config.toml", "topology.json", "metrics.jsonl", CHECKPOINTS, STORE)
+
+# -- whose folder it is -------------------------------------------------------------------------------
 
 
-@contextmanager
-def atomic(path: Path) -> Iterator[Path]:
-    """A temporary path to write to; it is renamed to `path` once the file is complete."""
-    partial = path.with_name(f".{path.name}.partial")
+def check_free(folder: Path) -> None:
+    """Raise an error if a run must not be written to this folder: a run never overwrites files.
+
+    A folder is free if it does not exist, is empty, or belongs to a run that stopped before its first checkpoint.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise ValueError(f"the run folder {folder} is a file; give another path")
+    if not any(path.name != lock.FILE for path in folder.iterdir()) or nothing_saved(folder):
+        return
+    advice = f"give another one, or continue with `polytier resume {folder}`"
+    raise ValueError(f"the run folder {folder} exists and is not empty; {advice}")
+
+
+def nothing_saved(folder: Path) -> bool:
+    """Whether this is the folder of a run that stopped before its first checkpoint was complete."""
+    ours = (*STARTED, lock.FILE)
+    others = any(path.name not in ours and path.suffix != PARTIAL for path in folder.iterdir())
+    return not others and (folder / lock.FILE).exists() and not checkpoint.found(folder / CHECKPOINTS)
+
+
+def claim(folder: Path) -> FolderLock:
+    """Create the run folder, or take one in which nothing was saved, and lock it."""
+    check_free(folder)
+    made = make_folder(folder)
+    refuse_links(folder)
+    held = FolderLock(folder, made)
     try:
-        yield partial
-        checkpoint.flush(partial)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+        check_free(folder)  # another process may have used the folder and ended since
+        for name in STARTED:
+            path = folder / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        remove_partials(folder)
+    except BaseException:
+        held.release()
+        raise
+    return held
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
-    with atomic(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+def claim_next(parent: Path, stem: str) -> FolderLock:
+    """Create and lock the run folder parent/stem-N with the first number that is free."""
+    made = make_folder(parent)
+    folder = next_folder(parent, stem)
+    return FolderLock(folder, [folder, *made])
+
+
+def discard(held: FolderLock) -> None:
+    """Remove the folder of a run that could not start, and the folders that were created for it."""
+    shutil.rmtree(held.folder)
+    held.release()
+    for parent in held.made[1:]:
+        if not any(parent.iterdir()):
+            parent.rmdir()
+
+
+def reopen(folder: Path) -> FolderLock:
+    """Lock the folder of a run that is to be continued, and remove what a killed process left behind."""
+    refuse_links(folder)
+    held = FolderLock(folder)
+    try:
+        for place in (folder, folder / CHECKPOINTS, folder / "models"):
+            remove_partials(place)
+    except BaseException:
+        held.release()
+        raise
+    return held
+
+
+# -- files --------------------------------------------------------------------------------------------
 
 
 def write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
     """Write a CSV file atomically."""
-    with atomic(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
 
+    def lines() -> Iterator[bytes]:
+        text = io.StringIO(newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        for row in rows:
+            writer.writerow(row)
+            if text.tell() > 1 << 20:
+                yield text.getvalue().encode()
+                text.seek(0)
+                text.truncate()
+        yield text.getvalue().encode()
 
-def finite(value: Any) -> Any:
-    """The same value with None for NaN and infinity, which JSON does not have."""
-    if isinstance(value, dict):
-        return {k: finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def json_line(record: dict[str, Any]) -> str:
-    """A record as one line of JSON."""
-    return json.dumps(finite(record)) + "\n"
-
-
-def check_free(folder: Path) -> None:
-    """Raise an error if the folder is not empty: a run never overwrites files."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        advice = f"give another one, or continue with `polytier resume {folder}`"
-        raise ValueError(f"the run folder {folder} exists and is not empty; {advice}")
-
-
-def claim(folder: Path) -> None:
-    """Create the run folder."""
-    check_free(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"the run folder {folder} cannot be created: {error.strerror}; give another one") from None
-
-
-def next_free(parent: Path, stem: str) -> Path:
-    """parent/stem-N with the first number that is not in use."""
-    number = 1
-    while (parent / f"{stem}-{number}").exists():
-        number += 1
-    return parent / f"{stem}-{number}"
+    write_bytes(path, lines())
 
 
 def tree(topology: Topology) -> Iterator[str]:
-    """The tree as pieces of JSON: by tier, the ids and the id of each parent; `row` is a device's index in the data."""
+    """The tree as pieces of JSON for `write_sealed`.
+
+    By tier: the ids and the id of each parent; for devices also `row`, their index in the data.
+    """
     for tier, name in enumerate(topology.tier_names):
         columns = {"ids": topology.names[tier]}
         if tier:
             columns["parents"] = topology.names[tier - 1][topology.parents[tier].numpy()]
         if tier == topology.leaf:
             columns["row"] = topology.order.numpy()
-        yield (", " if tier else '{"tiers": [') + f'{{"tier": {json.dumps(name)}'
+        start = f'{{"format": {FORMAT}, "tiers": ['
+        yield (", " if tier else start) + f'{{"tier": {json.dumps(name)}'
         for key, values in columns.items():
             yield f', "{key}": ['
             for start in range(0, len(values), PART):
                 yield (", " if start else "") + json.dumps(values[start : start + PART].tolist())[1:-1]
             yield "]"
         yield "}"
-    yield "]}\n"
+    yield "]"
 
 
-def write_state(folder: Path, state: str, context: Context, reason: str = "", round_: int = 0) -> None:
-    """Write state.json: one of `STATES`, the reason, and the metrics of the run."""
+def write_state(folder: Path, state: str, context: Context, spec: RunSpec, reason: str = "", round_: int = 0) -> None:
+    """Write state.json: one of `STATES`, the reason, and what identifies the run."""
     assert state in STATES
-    metrics = [metric.as_dict() for metric in metrics_of(context)]
     about = {
         "format": FORMAT,
         "state": state,
         "reason": reason,
         "round": round_,
         "pid": os.getpid(),
-        "metrics": metrics,
+        "metrics": [metric.as_dict() for metric in metrics_of(context)],
+        "settings": identity(spec.values()),
     }
-    write_text(folder / STATE, json.dumps(about, indent=2) + "\n")
+    write_json(folder / STATE, about)
 
 
 def write_start(folder: Path, spec: RunSpec, topology: Topology) -> None:
     """Write the files that are known before the first round: config.toml and topology.json."""
     write_text(folder / "config.toml", to_toml(spec.values()))
-    with atomic(folder / "topology.json") as partial, partial.open("w", encoding="utf-8") as file:
-        file.writelines(tree(topology))
+    write_sealed(folder / "topology.json", tree(topology))
 
 
 def write_end(folder: Path, run: Run) -> None:
-    """Write the results, summary.json last."""
+    """Write the results, and last summary.json, which contains their digests."""
+    (folder / SUMMARY).unlink(missing_ok=True)  # that of fewer rounds: its digests are those of earlier files
+    sync_folder(folder)
     for name, part in run.models.items() or [("", run)]:
         write_models(folder / "models" / name, part)
     write_csv(folder / "devices.csv", device_table(run))
     write_csv(folder / "traffic.csv", traffic(run))
     if run.collaboration:
         write_collaboration(folder, run)
-    write_text(folder / "summary.json", json.dumps(finite(summary(run)), indent=2) + "\n")
+    files = [*folder.glob("*.csv"), *folder.glob("*.npz"), *(folder / "models").rglob("*.safetensors")]
+    digests = {path.relative_to(folder).as_posix(): digest_of(path) for path in sorted(files)}
+    write_json(folder / SUMMARY, {**summary(run), "format": FORMAT, "files": digests})
 
 
 def write_results(folder: Path, run: Run) -> None:
     """Write the complete folder of a run that was made in Python."""
     if any(part.evaluation is None for part in run.parts):
         raise ValueError("this run was loaded from a folder and has no evaluation; copy that folder instead")
-    claim(folder)
-    write_start(folder, run.spec.replace(rounds=run.rounds), run.context.topology)
-    write_text(folder / "metrics.jsonl", "".join(map(json_line, run.history)))
-    checkpoint.save(folder / "checkpoints", run.rounds, *snapshot.of_run(run))
-    write_end(folder, run)
-    write_state(folder, DONE, run.context, round_=run.rounds)
+    with claim(folder):
+        write_start(folder, run.spec.replace(rounds=run.rounds), run.context.topology)
+        write_text(folder / "metrics.jsonl", "".join(map(json_line, run.history)))
+        checkpoint.save(folder / CHECKPOINTS, run.rounds, *snapshot.of_run(run))
+        write_end(folder, run)
+        write_state(folder, DONE, run.context, run.spec, round_=run.rounds)
 
 
 def write_collaboration(folder: Path, run: Run) -> None:
@@ -182,7 +234,7 @@ def write_models(folder: Path, run: Run) -> None:
 
     Frozen parameters are not in the files. Their digest is, so that `Run.load` can compare them with the given model.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     everywhere = None if run.global_ is None else run.global_.unsqueeze(0)
     ids = {"personal": run.device_ids, "team": run.team_ids, "global": np.array(["server"])}
     about = json.dumps(about_inputs(run.context.population))
@@ -190,23 +242,9 @@ def write_models(folder: Path, run: Run) -> None:
     meta = {"inputs": about, **({"frozen": digest(frozen)} if frozen else {})}
     for kind, rows in zip(KINDS, (run.personal, run.team, everywhere), strict=True):
         if rows is not None:
-            parts = {k: v.cpu().contiguous() for k, v in run.context.objective.parameters(rows).items()}
-            write_tensors(folder / f"{kind}.safetensors", parts, ids=json.dumps(ids[kind].tolist()), **meta)
-
-
-def write_tensors(path: Path, tensors: dict[str, Tensor], **meta: str) -> None:
-    """Write a safetensors file; equal content gives equal bytes."""
-    with atomic(path) as partial:
-        save_file(tensors, partial, meta)
-        with partial.open("r+b") as file:  # safetensors writes the metadata in random order, so they are sorted here
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-            header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-            text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-            assert len(text) <= length
-            file.seek(8)
-            file.write(text.ljust(length))
-        partial.chmod(0o644)  # save_file makes it readable by its owner only
+            parameters = run.context.objective.parameters(rows)
+            content = pieces(parameters, ids=json.dumps(ids[kind].tolist()), **meta)
+            write_bytes(folder / f"{kind}.safetensors", content)
 
 
 def about_inputs(population: Population) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from polytier.data.population import Population
+from polytier.files.read import Damaged
 from polytier.messages.ledger import Ledger
 from polytier.method.context import Context
 from polytier.method.memory import Memory
@@ -23,7 +24,16 @@ from polytier.models.trainable import Trainable, digest
 from polytier.models.zoo import make_model
 from polytier.runs import checkpoint, snapshot
 from polytier.runs.methods import make_method
-from polytier.runs.read import KINDS, read_config, read_history, read_json
+from polytier.runs.read import (
+    CHECKPOINTS,
+    KINDS,
+    check_result,
+    read_config,
+    read_history,
+    read_summary,
+    read_tiers,
+    repair,
+)
 from polytier.runs.run import Run, record_of
 from polytier.runs.spec import PYTHON, RunSpec, check_spec
 from polytier.stack.objective import Objective
@@ -37,10 +47,13 @@ def load_run(folder: Path, model: nn.Module | Mapping[str, nn.Module] | None = N
     """The run as it was saved, without its data."""
     config, topology, history = read_config(folder), read_tree(folder), read_history(folder)
     config.pop("versions", None)
-    spec, found = check_spec(config), latest(folder)
-    tensors, facts = (
-        found[1:] if found else ({}, read_json(folder / "summary.json"))
-    )  # users may have removed the checkpoints
+    spec, summary = check_spec(config), read_summary(folder)
+    if summary is None:
+        raise ValueError(f"the run in {folder} is not finished; continue it with: polytier resume {folder}")
+    for name in summary.get("files") or ():
+        check_result(folder, name)
+    found = latest(folder)
+    tensors, facts = found[1:] if found else ({}, summary)  # users may have removed the checkpoints
     learned = folder / collaboration.FILE
     matrices = collaboration.load(learned)[0] if learned.exists() else {}
     if not isinstance(spec.models, dict):
@@ -146,13 +159,16 @@ def check_frozen(objective: Objective, saved: str | None) -> None:
 
 def read_tree(folder: Path) -> Topology:
     """The tree from topology.json."""
-    tiers = read_json(folder / "topology.json")["tiers"]
-    names = tuple(np.array(tier["ids"]) for tier in tiers)
+    tiers = read_tiers(folder)
     parents = [torch.zeros(1, dtype=torch.int64)]
-    for above, tier in pairwise(tiers):
-        place = {name: k for k, name in enumerate(above["ids"])}
-        parents.append(torch.tensor([place[name] for name in tier["parents"]]))
-    return Topology(names, tuple(parents), torch.tensor(tiers[-1]["row"]))
+    try:
+        names = tuple(np.array(tier["ids"]) for tier in tiers)
+        for above, tier in pairwise(tiers):
+            place = {name: k for k, name in enumerate(above["ids"])}
+            parents.append(torch.tensor([place[name] for name in tier["parents"]]))
+        return Topology(names, tuple(parents), torch.tensor(tiers[-1]["row"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise Damaged(f"{folder / 'topology.json'} is damaged: {error}; {repair(folder)}") from None
 
 
 def read_population(about: dict[str, Any], topology: Topology) -> Population:
@@ -178,9 +194,9 @@ def read_tensor(value: list | None) -> Tensor | None:
 def latest(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
     """The newest checkpoint of a run folder."""
     try:
-        return checkpoint.latest(folder / "checkpoints")
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ValueError(f"the checkpoint in {folder} cannot be read: {error}; repeat the run") from None
+        return checkpoint.latest(folder / CHECKPOINTS)
+    except Damaged as error:
+        raise Damaged(f"{error}; no checkpoint can be used; repeat the run") from None
 
 
 def read_models(folder: Path) -> tuple[dict[str, tuple[dict[str, Tensor], np.ndarray]], dict[str, Any]]:

@@ -6,7 +6,8 @@ A folder of version 0.1 does not name its leading metric: it is the accuracy if 
 from __future__ import annotations
 
 import csv
-import json
+import io
+import logging
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +16,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from polytier.files.read import Damaged, digest_of, read_bytes, read_json, read_line
 from polytier.models.metrics import ACCURACY, LOSS, MetricInfo, describe
 
-FORMAT = 2  # format of a run folder; folders without state.json have format 1 (version 0.1)
-STATE = "state.json"
+log = logging.getLogger("polytier")
+
+# The format of a run folder. 1: version 0.1, without state.json; 2: without digests; 3: every file can be checked
+FORMAT = 3
+STATE, SUMMARY = "state.json", "summary.json"
+CHECKPOINTS, STORE = "checkpoints", "store"  # folders: checkpoints, and rows that are too large for them
 STATES = RUNNING, DONE, STOPPED, DIVERGED = "running", "done", "stopped", "diverged"
 KINDS = ("personal", "team", "global")  # kinds of models that a run may have
 JUDGES = ("personal", "global", "team")  # a method is judged by the first of these kinds that it has
@@ -59,7 +65,13 @@ class RunRecord:
 
     @cached_property
     def _rounds(self) -> tuple[list[Record], bool]:
-        return read_rounds(self.folder)
+        history, whole = read_rounds(self.folder)
+        if self.summary is not None and "files" in self.summary and len(history) < self.summary["rounds"]:
+            path = self.folder / "metrics.jsonl"
+            raise Damaged(
+                f"{path} is damaged: it has {len(history)} rounds of {self.summary['rounds']}; {repair(self.folder)}"
+            )
+        return history, whole
 
     @property
     def history(self) -> list[Record]:
@@ -68,7 +80,7 @@ class RunRecord:
 
     @property
     def whole(self) -> bool:
-        """Whether every line of metrics.jsonl could be read."""
+        """Whether the last line of metrics.jsonl is complete."""
         return self._rounds[1]
 
     @cached_property
@@ -80,8 +92,7 @@ class RunRecord:
     @cached_property
     def tiers(self) -> list[Record]:
         """topology.json: for each tier its name, the nodes' ids and their parents, the server first."""
-        path = self.folder / "topology.json"
-        return read_json(path)["tiers"] if path.exists() else []
+        return read_tiers(self.folder) if (self.folder / "topology.json").exists() else []
 
     @cached_property
     def state(self) -> Record:
@@ -264,6 +275,9 @@ def bytes_until(
 
 # -- files --------------------------------------------------------------------------------------------
 
+# settings that readers use, with the types they need
+CONFIG = {"algorithm": str, "data": str, "model": str, "rounds": int, "seed": int, "set": dict}
+
 
 def read_config(folder: Path) -> Record:
     """The configuration of a run, with its versions."""
@@ -273,32 +287,88 @@ def read_config(folder: Path) -> Record:
     if not path.is_file():
         raise ValueError(f"{folder} is not a run folder: it has no config.toml")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
+        values = tomllib.loads(read_bytes(path).decode())
+    except (OSError, ValueError, RecursionError) as error:
+        raise Damaged(f"{path} cannot be read: {error}") from None
+    if "algorithm" not in values:
+        raise Damaged(f"{path} is not what a run writes: it names no algorithm; restore it, or repeat the run")
+    for name, kind in CONFIG.items():
+        if not isinstance(values.get(name, kind()), kind):
+            raise Damaged(f"{path}: {name} = {values[name]!r} is not what a run writes; restore it, or repeat the run")
+    return values
 
 
-def read_json(path: Path) -> Any:
-    """The content of a JSON file."""
+def repair(folder: Path) -> str:
+    """Advice for a damaged file that a run can write again."""
+    return f"`polytier resume {folder}` writes it again from the last checkpoint"
+
+
+def read_own(folder: Path, name: str) -> Record:
+    """The content of a JSON file that the run can write again."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
+        return read_json(folder / name)
+    except Damaged as error:
+        raise Damaged(f"{error}; {repair(folder)}") from None
+
+
+def check_result(folder: Path, name: str) -> Path:
+    """The path of a result, after its content was compared with the digest in summary.json.
+
+    Raises:
+        Damaged: The file is missing or does not have the content that was written.
+    """
+    digest, path = ((read_summary(folder) or {}).get("files") or {}).get(name), folder / name
+    try:
+        if digest is None or digest_of(path) == digest:
+            return path
+    except OSError as error:
+        raise Damaged(f"{path} cannot be read: {error.strerror}; {repair(folder)}") from None
+    raise Damaged(f"{path} is damaged: its content does not match its digest; {repair(folder)}")
 
 
 def read_state(folder: Path) -> Record:
     """The state of a run: `state` (one of `STATES`), `reason`, `round`, `format`."""
     if (folder / STATE).exists():
-        return read_json(folder / STATE)
+        found = read_own(folder, STATE)
+        if found.get("state") not in STATES:
+            raise Damaged(f"{folder / STATE} is damaged: it names no state; {repair(folder)}")
+        return found
     summary = read_summary(folder)
-    known = {"state": STOPPED, "round": 0} if summary is None else {"state": DONE, "round": summary["rounds"]}
+    known = {"state": STOPPED, "round": 0} if summary is None else {"state": DONE, "round": summary.get("rounds", 0)}
     return {"format": 1, "reason": "", **known}
 
 
 def read_summary(folder: Path) -> Record | None:
     """The summary, or None if the run is not finished."""
-    path = folder / "summary.json"
-    return read_json(path) if path.exists() else None
+    if not (folder / SUMMARY).exists():
+        return None
+    found = read_own(folder, SUMMARY)
+    if not isinstance(found.get("rounds", 0), int):
+        raise Damaged(f"{folder / SUMMARY} is damaged: rounds = {found['rounds']!r}; {repair(folder)}")
+    return found
+
+
+def finished_rounds(folder: Path, wanted: int) -> int | None:
+    """The rounds of a run that has completed at least `wanted` rounds and whose files are whole; otherwise None."""
+    try:
+        summary = read_summary(folder)
+        if summary is None or summary.get("rounds", 0) < wanted or read_state(folder)["state"] == RUNNING:
+            return None
+        for name in summary.get("files") or ():
+            check_result(folder, name)
+        read_tiers(folder)
+        return summary["rounds"] if len(read_history(folder)) >= summary["rounds"] else None
+    except Damaged as error:
+        log.warning("%s", error)
+        return None
+
+
+def read_tiers(folder: Path) -> list[Record]:
+    """The tiers in topology.json, the server first."""
+    found = read_own(folder, "topology.json").get("tiers")
+    if not isinstance(found, list) or not all(isinstance(tier, dict) and "ids" in tier for tier in found) or not found:
+        raise Damaged(f"{folder / 'topology.json'} is damaged: it contains no tree; {repair(folder)}")
+    return found
 
 
 def read_history(folder: Path) -> list[Record]:
@@ -307,16 +377,26 @@ def read_history(folder: Path) -> list[Record]:
 
 
 def read_rounds(folder: Path) -> tuple[list[Record], bool]:
-    """One record per round up to the first line that cannot be read, and whether all lines could be read."""
+    """One record per round, and whether the last line is complete; a killed run may leave an incomplete one.
+
+    Raises:
+        Damaged: Another line does not have the content that was written.
+    """
     path, history = folder / "metrics.jsonl", []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+    if not path.exists():
+        return [], True
+    checked = (read_state(folder).get("format") or 0) >= FORMAT
+    lines = read_bytes(path).decode("utf-8", "surrogateescape").split("\n")
+    for number, line in enumerate(lines, 1):
         try:
-            record = json.loads(line)
-        except ValueError:
-            return history, False
-        if not isinstance(record, dict) or "round" not in record or "bytes" not in record:
-            return history, False
-        history.append(record)
+            record = read_line(line, checked)
+            if record.get("round") != number or not isinstance(record.get("bytes"), dict):
+                raise Damaged("it is not the record of this round")
+            history.append(record)
+        except Damaged as error:
+            if number == len(lines):  # nothing, or the beginning of a line, follows the last end of a line
+                return history, not line
+            raise Damaged(f"line {number} of {path} is damaged: {error}; {repair(folder)}") from None
     return history, True
 
 
@@ -325,17 +405,17 @@ def read_devices(folder: Path) -> dict[str, list[str]]:
     path = folder / "devices.csv"
     try:
         stat = path.stat()
-        return read_columns(path, stat.st_mtime_ns, stat.st_size)
-    except (OSError, ValueError, csv.Error) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
+        return read_columns(folder, stat.st_mtime_ns, stat.st_size)
+    except (OSError, csv.Error) as error:
+        raise Damaged(f"{path} cannot be read: {error}; {repair(folder)}") from None
 
 
 @lru_cache(64)
-def read_columns(path: Path, *version: int) -> dict[str, list[str]]:
-    """The columns of a CSV file, cached until the file changes."""
-    with path.open(newline="", encoding="utf-8") as file:
-        names, *rows = csv.reader(file)
+def read_columns(folder: Path, *version: int) -> dict[str, list[str]]:
+    """The columns of devices.csv, cached until the file changes."""
+    path = check_result(folder, "devices.csv")
+    names, *rows = csv.reader(io.StringIO(read_bytes(path).decode(errors="replace"), newline=""))
     if any(len(row) != len(names) for row in rows) or "id" not in names:
-        raise ValueError("a line has too few or too many fields, or there is no column id")
+        raise Damaged(f"{path} is damaged: a line has too few or too many fields, or there is no column id")
     columns = map(list, zip(*rows, strict=True)) if rows else ([] for _ in names)
     return dict(zip(names, columns, strict=True))

@@ -3,12 +3,15 @@
 tensors | state, state:FIELD                   | what the server keeps
         | memory:..., bytes:..., ever:..., ... | rows that nodes keep, and the ledger; of several models after `MODEL>`
         | collaboration:ROUND:...              | the learned collaboration
-facts   | round, seconds, history, device_steps, traffic (of several models in `models`), collaboration, epochs
+        | store:K:ROW                          | digests of rows that are stored in files
+facts   | round, seconds, history, device_steps, traffic (of several models in `models`), collaboration, epochs,
+        | settings, data, parameters           | what must stay the same when the run is resumed
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +19,7 @@ from torch import Tensor
 
 from polytier.messages.ledger import Ledger
 from polytier.method.context import Context
+from polytier.runs.spec import identity
 from polytier.stack.rows import Rows, pack, unpack
 from polytier.tree.collaboration import Collaboration
 
@@ -42,8 +46,12 @@ def take(loop: Loop) -> tuple[Tensors, Facts]:
         "history": loop.history,
         "collaboration": list(loop.collaboration),
         "epochs": [store.advance() for store in loop.stores],
+        "settings": identity(loop.spec.values()),
+        **inputs(loop.context),
         **counted(loop.context),
     }
+    for k, store in enumerate(loop.stores):
+        tensors |= {f"store:{k}:{row}": digests for row, digests in store.digests().items()}
     return tensors, facts
 
 
@@ -62,8 +70,9 @@ def put_back(loop: Loop, tensors: Tensors, facts: Facts) -> None:
         raise ValueError(
             "the rows of this checkpoint are in files of their own; call keep_in(FOLDER) first (engine stacked)"
         )
-    for store, epoch in zip(loop.stores, epochs, strict=True):
+    for k, (store, epoch) in enumerate(zip(loop.stores, epochs, strict=True)):
         store.undo(epoch)
+        store.check({n.removeprefix(f"store:{k}:"): v for n, v in tensors.items() if n.startswith(f"store:{k}:")})
     for part in loop.context.parts:
         own, its = of_model(tensors, part.name), facts_of(facts, part.name)
         part.memory.load({k.removeprefix("memory:"): v for k, v in own.items() if k.startswith("memory:")})
@@ -73,6 +82,31 @@ def put_back(loop: Loop, tensors: Tensors, facts: Facts) -> None:
     for number in facts.get("collaboration", ()):
         arrays = (tensors[f"collaboration:{number}:{k}"].numpy() for k in ("base", "pairs", "weights"))
         loop.collaboration[number] = Collaboration(ids, *arrays)
+
+
+# -- the inputs of a run ------------------------------------------------------------------------------
+
+
+def inputs(context: Context) -> Facts:
+    """What identifies the data and the models of a run: their content, wherever the files are."""
+    return {
+        "data": {part.name: part.batches.federation.fingerprint for part in context.parts},
+        "parameters": {
+            part.name: dict(zip(part.objective.names, map(list, part.objective.shapes), strict=True))
+            for part in context.parts
+        },
+    }
+
+
+def check_same_inputs(context: Context, facts: Facts, folder: Path) -> None:
+    """Raise an error if the data or the models are not those with which the run was started."""
+    now = inputs(context)
+    for key, what in (("data", "the data"), ("parameters", "the parameters of the model")):
+        if key in facts and facts[key] != now[key]:
+            raise ValueError(
+                f"{what} have changed since the run in {folder} was started; a resumed run needs the same: restore "
+                f"them, or start another run: polytier run {folder / 'config.toml'} --out FOLDER"
+            )
 
 
 # -- of one model -------------------------------------------------------------------------------------

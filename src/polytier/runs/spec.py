@@ -235,6 +235,16 @@ def settings(kind: type[BaseModel] = RunSpec) -> dict[str, Setting]:
     return found
 
 
+def identity(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a resumed run must not change: all but the rounds, how it is computed, and where the data are.
+
+    Args:
+        values: The settings by name, as in config.toml.
+    """
+    free = {*of_scope("compute"), "rounds", "data_dir", "versions"}  # data are compared by content, not by place
+    return {name: plain(value) for name, value in values.items() if name not in free}
+
+
 def of_scope(*scopes: str) -> list[str]:
     """The names of the settings of these scopes."""
     return [each.name for each in settings().values() if each.scope in scopes]

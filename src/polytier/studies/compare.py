@@ -22,11 +22,11 @@ from polytier.report import comparison
 from polytier.report.comparison import DONE, FILE, INTERRUPTED, NOT_APPLICABLE, WAITING
 from polytier.runs.assemble import assemble
 from polytier.runs.defaults import settings
-from polytier.runs.folder import claim, next_free
 from polytier.runs.make_data import make_federation
 from polytier.runs.methods import make_method, method_class, wraps_others
 from polytier.runs.spec import RunSpec, is_file, merge_fields, read_spec
 from polytier.studies.run_queue import Task, check_same, run_tasks
+from polytier.studies.study_folder import study_folder
 
 
 def compare_methods(
@@ -43,35 +43,33 @@ def compare_methods(
 ) -> None:
     """The command `polytier compare`; `fields` are METHOD.FIELD=VALUE texts."""
     specs, notes = settle(shared, names, fields, steps)
-    out = out or free_folder("compare", shared)
-    tasks = make_tasks(specs, seeds, out)
-    check(tasks, out)
-    settings = {
-        "methods": list(names),
-        "seeds": sorted({task.spec.seed for task in tasks}),
-        "until": until,
-        "steps": steps,
-        "set": {name: spec.set for name, spec in specs.items()},
-        "notes": notes,
-        **shared.model_dump(exclude={"algorithm", "set", "seed", "out"}, exclude_none=True),
-    }
     show = not (quiet or as_json)
-    for note in notes if show else ():
-        say(note)
+    with study_folder(out, stem("compare", shared), FILE, "a comparison") as out:
+        tasks = make_tasks(specs, seeds, out)
+        check(tasks)
+        for note in notes if show else ():
+            say(note)
+        settings = {
+            "methods": list(names),
+            "seeds": sorted({task.spec.seed for task in tasks}),
+            "until": until,
+            "steps": steps,
+            "set": {name: spec.set for name, spec in specs.items()},
+            "notes": notes,
+            **shared.model_dump(exclude={"algorithm", "set", "seed", "out"}, exclude_none=True),
+        }
 
-    def write() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        records = comparison.make_records(out, (task.entry() for task in tasks), until)
-        methods = comparison.by_method(out, records)
-        comparison.write(out, settings, records, methods)
-        return methods, records
+        def write() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+            records = comparison.make_records(out, (task.entry() for task in tasks), until)
+            methods = comparison.by_method(out, records)
+            comparison.write(out, settings, records, methods)
+            return methods, records
 
-    if not (out / FILE).exists():
-        claim(out)
-    write()  # this file marks the folder as a comparison
-    try:
-        run_tasks(tasks, out, jobs, show)
-    finally:
-        methods, records = write()
+        write()  # this file marks the folder as a comparison
+        try:
+            run_tasks(tasks, out, jobs, show)
+        finally:
+            methods, records = write()
     if as_json:
         print((out / FILE).read_text(encoding="utf-8"), end="")
     elif quiet:
@@ -185,15 +183,13 @@ def slug(text: str) -> str:
     return re.sub(r"[^\w.-]+", "-", text)
 
 
-def free_folder(what: str, spec: RunSpec) -> Path:
-    """runs/WHAT-DATA-N with the first number that is not in use."""
-    return next_free(Path("runs"), slug(f"{what}-{Path(spec.data).name.removesuffix('.npz')}"))
+def stem(what: str, spec: RunSpec) -> str:
+    """WHAT-DATA as the name of a folder."""
+    return slug(f"{what}-{Path(spec.data).name.removesuffix('.npz')}")
 
 
-def check(tasks: Sequence[Task], out: Path) -> None:
+def check(tasks: Sequence[Task]) -> None:
     """Raise errors about invalid input before anything is written."""
-    if out.exists() and not (out.is_dir() and ((out / FILE).exists() or not any(out.iterdir()))):
-        raise ValueError(f"{out} exists and is not a comparison (it has no {FILE}); give another --out")
     check_same(tasks)
     if any(task.state == DONE for task in tasks):
         return  # the shared settings are valid

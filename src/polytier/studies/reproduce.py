@@ -21,6 +21,7 @@ from polytier._terminal import say, silence, wide_console
 from polytier._text import duration
 from polytier.data.build import build_federation, load_source
 from polytier.data.sources import Source, default_dir
+from polytier.files.write import make_folder, write_text
 from polytier.papers import verdicts as reproduction
 from polytier.papers.plan import Item, PlannedRun
 from polytier.report.blocks import Cell, Panels, Section, Table, Text
@@ -31,12 +32,12 @@ from polytier.report.page import render
 from polytier.report.tables import line, table
 from polytier.runs.assemble import assemble
 from polytier.runs.estimate import seconds_a_round, seconds_a_step, steps_a_round
-from polytier.runs.folder import write_text
 from polytier.runs.loop import Loop
 from polytier.runs.methods import method_of, wraps_others
 from polytier.runs.spec import RunSpec, check_spec, read_teams
 from polytier.studies.compare import slug
 from polytier.studies.run_queue import Task, check_same, run_tasks
+from polytier.studies.study_folder import study_folder
 
 FILE = "reproduction.json"
 
@@ -52,16 +53,15 @@ def reproduce_paper(
     if dry_run:
         print_plan(runs, tasks)
         return
-    if out.exists() and not (out.is_dir() and ((out / FILE).exists() or not any(out.iterdir()))):
-        raise ValueError(f"{out} exists and is not a reproduction (it has no {FILE}); give another --out")
-    check_same(tasks)
-    (out / "runs").mkdir(parents=True, exist_ok=True)
-    if not (out / FILE).exists():
-        (out / FILE).write_text("{}\n", encoding="utf-8")  # this file marks the folder as a reproduction
-    try:
-        run_tasks(tasks, out / "runs", jobs or os.cpu_count() or 1, not quiet)
-    finally:
-        tables = write(out, f"{paper}, {scale}", items, tasks)
+    with study_folder(out, "", FILE, "a reproduction"):
+        check_same(tasks)
+        make_folder(out / "runs")
+        if not (out / FILE).exists():
+            write_text(out / FILE, "{}\n")  # this file marks the folder as a reproduction
+        try:
+            run_tasks(tasks, out / "runs", jobs or os.cpu_count() or 1, not quiet)
+        finally:
+            tables = write(out, f"{paper}, {scale}", items, tasks)
     states = {task.state for task in tasks}
     if quiet:
         print(out)

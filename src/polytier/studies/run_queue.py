@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Generator, Sequence
@@ -23,16 +22,19 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 
-from polytier._errors import BAD_INPUT, FAULT, Stopped
+from polytier._errors import BAD_INPUT, outcome
 from polytier._errors import INTERRUPTED as EXIT_INTERRUPTED
 from polytier._terminal import Interrupt, log, say
 from polytier.engines.process_start import start_process, unblock_interrupts
+from polytier.files.write import write_text
 from polytier.report import comparison
 from polytier.report.comparison import DIVERGED, DONE, FAILED, INTERRUPTED, NOT_APPLICABLE, RUNNING, WAITING
 from polytier.report.heatmap import draw_beside
+from polytier.runs import checkpoint
+from polytier.runs.folder import reopen
 from polytier.runs.launch import resumed_loop, run_in_folder, spec_of_folder
 from polytier.runs.loop import Loop
-from polytier.runs.read import read_state, read_summary
+from polytier.runs.read import CHECKPOINTS, finished_rounds, read_state
 from polytier.runs.spec import RunSpec, check_spec, read_toml, to_toml
 from polytier.theory.check import warnings
 
@@ -64,7 +66,7 @@ class Task:
 
     def look(self) -> None:
         """Check whether the run is already finished."""
-        if (read_summary(self.folder) or {}).get("rounds", 0) >= self.spec.rounds:
+        if self.folder.is_dir() and finished_rounds(self.folder, self.spec.rounds) is not None:
             self.state = DONE
 
 
@@ -153,10 +155,8 @@ def ends(tasks: Sequence[Task], jobs: int, stop: Callable[[], bool]) -> Generato
 
 def begin(task: Task) -> Job:
     """Start or resume the run."""
-    task.asked.write_text(to_toml(task.spec.model_dump()), encoding="utf-8")
-    resumed = any((task.folder / "checkpoints").glob("round-*"))
-    if not resumed:
-        shutil.rmtree(task.folder, ignore_errors=True)  # killed before its first checkpoint
+    write_text(task.asked, to_toml(task.spec.model_dump()))
+    resumed = bool(checkpoint.found(task.folder / CHECKPOINTS))
     ours, theirs = multiprocessing.Pipe(duplex=False)
     job = Job(task, start_process(work, task.spec, task.folder, resumed, theirs), ours)
     theirs.close()
@@ -215,23 +215,26 @@ def attempt(spec: RunSpec, folder: Path, resumed: bool, pipe: Connection) -> int
         with Interrupt() as stop:
             run(spec, folder, resumed, stop)
         return 0
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    except (ValueError, OSError, Stopped) as error:
-        pipe.send((REASON, str(error)))
-        return error.code if isinstance(error, Stopped) else BAD_INPUT if isinstance(error, ValueError) else FAULT
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
+        code, text = outcome(error)
+        if code is not None:
+            pipe.send((REASON, text))
+            return code
         log.debug("the error was raised here:", exc_info=error)
         pipe.send((REASON, f"{type(error).__name__}: {error}"))
         return 1
 
 
 def run(spec: RunSpec, folder: Path, resumed: bool, stop: Callable[[], bool]) -> None:
-    """Train a run in its folder, from the start or resumed."""
-    with resumed_loop(spec_of_folder(folder), folder) if resumed else Loop.of(spec) as loop:
-        for text in () if resumed else warnings(loop):
-            log.warning("%s", text)
-        run_in_folder(loop, folder, stop=stop, resumed=resumed)
+    """Run or resume one task and write its folder."""
+    if resumed:
+        with reopen(folder) as lock, resumed_loop(spec_of_folder(folder), folder) as loop:
+            run_in_folder(loop, folder, stop=stop, resumed=lock)
+    else:
+        with Loop.of(spec) as loop:
+            for text in warnings(loop):
+                log.warning("%s", text)
+            run_in_folder(loop, folder, stop=stop)
     draw_beside(folder)
 
 

@@ -23,19 +23,21 @@ from typing import Any
 from polytier._errors import FAULT, INTERRUPTED, Stopped
 from polytier._terminal import Interrupt, log, wide_console
 from polytier.data.federation import Federation
+from polytier.files.read import Damaged, read_bytes, read_json, read_line
+from polytier.files.write import json_line, write_json, write_text
 from polytier.method.call import Diverged, NodesLost
 from polytier.models.metrics import LOSS, MetricInfo
 from polytier.report.comparison import DONE, FAILED
 from polytier.runs.assemble import Objectives, assemble
 from polytier.runs.evaluate import metrics_of
-from polytier.runs.folder import claim, json_line, write_text
 from polytier.runs.loop import Loop
 from polytier.runs.make_data import make_federation
 from polytier.runs.methods import fields_of, method_of, wraps_others
-from polytier.runs.read import judge_of, read_json
+from polytier.runs.read import FORMAT, judge_of
 from polytier.runs.spec import RunSpec, to_toml
-from polytier.studies.compare import free_folder
+from polytier.studies.compare import stem
 from polytier.studies.search_space import Lags, Space, propose, read_space
+from polytier.studies.study_folder import study_folder
 from polytier.studies.tune_table import Record, Watch, print_search, ranked
 
 FILE, TRIALS, BEST = "tune.json", "trials.jsonl", "best.toml"
@@ -52,15 +54,15 @@ def tune_method(
         raise ValueError("tune needs Optuna, which is not installed: pip install 'polytier[tune]'") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     search = make_search(spec, over, seeds)
-    out = out or free_folder(f"tune-{spec.algorithm}", spec)
-    records = open_folder(out, search)
-    again = f"continue with the same command and --out {out}"
-    try:
-        complete = run_trials(search, records, trials, out, show=not (quiet or as_json))
-    except KeyboardInterrupt:
-        complete = False
-    except NodesLost as error:
-        raise Stopped(f"{error}; {again}", FAULT) from None
+    with study_folder(out, stem(f"tune-{spec.algorithm}", spec), FILE, "a search") as out:
+        records = open_folder(out, search)
+        again = f"continue with the same command and --out {out}"
+        try:
+            complete = run_trials(search, records, trials, out, show=not (quiet or as_json))
+        except KeyboardInterrupt:
+            complete = False
+        except NodesLost as error:
+            raise Stopped(f"{error}; {again}", FAULT) from None
     best = next((r for r in ranked(records, search.metric) if r["state"] == DONE), None)
     if as_json:
         winner = best and {"fields": best["fields"], "score": best["score"], "trial": best["number"]}
@@ -147,20 +149,19 @@ def open_folder(out: Path, search: Search) -> list[Record]:
     asked = {"over": search.space, "seeds": len(search.federations)}
     settings = {**search.spec.model_dump(exclude={"out", "workers", "tile"}), **asked}
     if not (out / FILE).exists():
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ValueError(f"{out} exists and is not a search (it has no {FILE}); give another --out")
-        claim(out)
-        write_text(out / FILE, json.dumps(settings, indent=2) + "\n")
+        write_json(out / FILE, {"format": FORMAT, **settings})
     before, settings = read_json(out / FILE), json.loads(json.dumps(settings))
+    before.setdefault("format", 1)
     changed = [f"{k} {before.get(k)} (now {v})" for k, v in settings.items() if before.get(k) != v]
     if changed:
         raise ValueError(f"{out} was made with {', '.join(changed)}; use the same settings, or give another --out")
     records = []
-    for line in (out / TRIALS).read_text(encoding="utf-8").splitlines() if (out / TRIALS).exists() else ():
+    lines = read_bytes(out / TRIALS).decode().split("\n")[:-1] if (out / TRIALS).exists() else []
+    for number, line in enumerate(lines, 1):
         try:
-            records.append(json.loads(line))
-        except ValueError:
-            break  # an incomplete line, from an interrupted write
+            records.append(read_line(line, checked=before["format"] >= FORMAT))
+        except Damaged as error:
+            raise Damaged(f"line {number} of {out / TRIALS} is damaged: {error}; give another --out") from None
     return records
 
 
@@ -178,7 +179,8 @@ def run_trials(search: Search, records: list[Record], trials: int, out: Path, sh
                 record = {"number": number, **attempt(search, *proposed, tell, interrupt)}
                 if interrupt() and record["state"] == PRUNED:
                     return False
-                records.append(json.loads(json_line(record)))  # the same values as when it is read from the file
+                # the same values as when it is read from the file
+                records.append(read_line(json_line(record).rstrip("\n"), checked=True))
                 write_text(out / TRIALS, "".join(map(json_line, records)))
                 best = ranked(records, search.metric)[0]
                 if best["state"] == DONE:

@@ -1,0 +1,113 @@
+"""Reads files that may be damaged, or may come from somebody else: regular files alone, checked by their digests."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import zlib
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from polytier.files.write import CHUNK
+
+UNSEALED = (0, 1, 2)  # formats of run folders (0: not given) whose files have no digests
+SEALED = re.compile(r',\n  "sha256": "([0-9a-f]{64})"\n}\n\Z')
+CHECKED_LINE = re.compile(r'(.*), "crc32": "([0-9a-f]{8})"}', re.DOTALL)
+
+
+class Damaged(ValueError):
+    """A file does not have the content that was written to it."""
+
+
+def open_regular(path: Path) -> int:
+    """Open a regular file for reading. A pipe or a device, on which a read might wait for ever, is refused.
+
+    Raises:
+        OSError: The file cannot be opened.
+        Damaged: It is not a regular file.
+    """
+    file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise Damaged(f"{path} is not a regular file; give a file")
+    return file
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a regular file."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        return file.read()
+
+
+def digest_of(path: Path) -> str:
+    """The SHA-256 digest of a regular file."""
+    digest = sha256()
+    with os.fdopen(open_regular(path), "rb") as file:
+        while piece := file.read(CHUNK):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, without its digest. Files of earlier formats have none.
+
+    Raises:
+        Damaged: The file cannot be read, is no object, or does not have the content that was written.
+    """
+    try:
+        text = read_bytes(path).decode()
+        found = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise Damaged(f"{path} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise Damaged(f"{path} is damaged: it contains {type(found).__name__} instead of an object")
+    sealed = SEALED.search(text)
+    if sealed is not None:
+        if sha256(text[: sealed.start()].encode()).hexdigest() != sealed[1]:
+            raise Damaged(f"{path} is damaged: its content does not match its digest")
+        del found["sha256"]
+    elif "sha256" in found or found.get("format", 0) not in UNSEALED:
+        raise Damaged(f"{path} is damaged: its digest is missing")
+    return found
+
+
+def refuse_links(folder: Path) -> None:
+    """Raise an error if a folder contains links, pipes or devices, through which a writer could change other files.
+
+    Raises:
+        ValueError: There is one. The message names it.
+    """
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            refuse_links(Path(entry.path))
+        elif not entry.is_file(follow_symlinks=False):
+            kind = "a link" if entry.is_symlink() else "not a regular file"
+            raise ValueError(f"{entry.path} is {kind}; run folders contain regular files only: replace or remove it")
+
+
+def read_line(line: str, checked: bool) -> dict[str, Any]:
+    """A record that `json_line` wrote.
+
+    Args:
+        line: The line without its end.
+        checked: Whether it has to have a checksum; version 0.1 wrote lines without one.
+
+    Raises:
+        Damaged: It is no object, or does not match its checksum.
+    """
+    found = CHECKED_LINE.fullmatch(line)
+    if found is not None and f"{zlib.crc32(found[1].encode('utf-8', 'surrogateescape')):08x}" != found[2]:
+        raise Damaged("it does not match its checksum")
+    if found is None and checked:
+        raise Damaged("its checksum is missing")
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(str(error)) from None
+    if not isinstance(record, dict):
+        raise Damaged("it is not an object")
+    record.pop("crc32", None)
+    return record
