@@ -315,7 +315,10 @@ def work() -> None:
 
 def outcome(args: list[str]) -> Any:
     """The exit code of a command line, or what went wrong with it."""
-    from polytier.cli import app
+    try:
+        from polytier.cli.main import app
+    except ImportError:  # version 0.1
+        from polytier.cli import app
 
     print("polytier", shlex.join(args), file=sys.stderr, flush=True)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
 from dataclasses import fields
 from pathlib import Path
@@ -18,7 +19,7 @@ from commands import QUICK, call, own_file
 from polytier import FedAvg, Federation, build_federation
 from polytier.data import pack as mapped
 from polytier.engines import workers as processes
-from polytier.runs.loop import make_loop
+from polytier.runs.loop import Callback, make_loop
 
 RUN = (*QUICK, "--rounds", 2, "--seed", 5, "--batching", "eager", "--quiet")  # no graphs: workers start faster
 
@@ -200,7 +201,7 @@ def source(tmp_path_factory) -> Path:
 def results(folder: Path) -> dict[str, Any]:
     """The numbers of a run without its times."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    timed = ("seconds", "device_steps_per_second")
+    timed = ("seconds", "device_steps_per_second", "crc32")
     files = [*sorted((folder / "models").iterdir()), *(folder / f for f in ("devices.csv", "traffic.csv"))]
     return {
         "metrics": [{k: v for k, v in line.items() if k not in timed} for line in lines],
@@ -343,11 +344,56 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("how", BROKEN)
-def test_a_broken_folder_is_told_from_a_good_one(source, tmp_path, how):
+@pytest.mark.parametrize("digests", [False, True])
+def test_a_broken_folder_is_told_from_a_good_one(source, tmp_path, how, digests):
+    """With digests, and in folders of earlier versions, which have none."""
     shutil.copytree(source / "packed", tmp_path / "packed")
+    if not digests:
+        about = json.loads((tmp_path / "packed" / mapped.FILE).read_text())
+        kept = {k: v for k, v in about.items() if k not in ("format", "digests", "sha256")}
+        (tmp_path / "packed" / mapped.FILE).write_text(json.dumps(kept))
     spoil(tmp_path / "packed", how)
     said = call("run", "--data", "packed", *RUN, "--out", "run", code=2).stderr
     assert f"{tmp_path / 'packed'} is no federation" in said
-    assert BROKEN[how] in said
+    assert (BROKEN[how] in said) != digests or "cannot be read" in said or "damaged" in said
     assert "polytier data pack" in said
     assert not Path("run").exists()
+
+
+def test_every_flipped_bit_is_found(source, tmp_path):
+    shutil.copytree(source / "packed", tmp_path / "packed")
+    assert "is whole" in call("data", "verify", "packed").stderr
+    for path in sorted(Path("packed").iterdir()):
+        whole = path.read_bytes()
+        for place in (0, len(whole) // 2, len(whole) - 1):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+            for command in (("data", "verify", "packed"), ("run", "--data", "packed", *RUN, "--out", "run")):
+                assert path.name in call(*command, code=2).stderr
+        path.write_bytes(whole)
+    assert "is whole" in call("data", "verify", "packed").stderr
+    assert "holds no federation" in call("data", "verify", tmp_path, code=2).stderr
+
+
+def test_blocks_that_are_not_sampled_are_found_by_verify(source, tmp_path, monkeypatch):
+    federation = Federation.open(source / "packed")
+    monkeypatch.setattr(mapped, "BLOCK", 100)
+    monkeypatch.setattr(mapped, "SAMPLED", 2)
+    federation.save("small")
+    x = Path("small/x").read_bytes()
+    Path("small/x").write_bytes(x[:1000] + bytes([x[1000] ^ 4]) + x[1001:])
+    Federation.open("small")
+    assert "block 10 of 256" in call("data", "verify", "small", code=2).stderr
+
+
+def test_data_cut_during_a_run_stop_it_with_a_word(source, tmp_path):
+    shutil.copytree(source / "packed", tmp_path / "packed")
+
+    class Cut(Callback):
+        def on_round(self, loop, record):
+            if loop.round == 2:
+                os.truncate(tmp_path / "packed" / "x", 1000)
+
+    with make_loop(FedAvg(device_steps=1), Federation.open(tmp_path / "packed"), "mclr") as loop:
+        with pytest.raises(RuntimeError, match=r"x has 1000 bytes, not 25600: it was changed during the run"):
+            loop.run(5, [Cut()])
+        assert loop.round == 2

@@ -1,4 +1,4 @@
-"""The commands about data sets: `data get` and `data pack`."""
+"""The commands about data sets: `data get`, `data pack` and `data verify`."""
 
 from __future__ import annotations
 
@@ -50,3 +50,12 @@ def pack(
     federation, _ = make_federation(read_spec(None, given))
     federation.save(folder)
     say(f"{len(federation):,} devices with {len(federation.x):,} samples are in {folder}")
+
+
+def verify(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that `data pack` wrote.")],
+) -> None:
+    """Compare all files of a packed folder with their digests. Runs check only some blocks of them."""
+    from polytier.data.pack import verify as verify_pack
+
+    say(f"{folder} is whole: {verify_pack(folder):,} blocks match their digests")

@@ -66,6 +66,7 @@ app.command()(models.export)
 data_app = typer.Typer(no_args_is_help=True, help="Data sets.")
 data_app.command()(data.get)
 data_app.command()(data.pack)
+data_app.command()(data.verify)
 app.add_typer(data_app, name="data")
 
 
@@ -84,8 +85,3 @@ def list_(
 def schema() -> None:
     """Print the JSON schema of the TOML files that `polytier run` takes, for validation and completion in editors."""
     print(json.dumps(json_schema(), indent=2))
-
-
-def main() -> None:
-    """The entry point of the command `polytier`."""
-    app()

@@ -1,14 +1,15 @@
 """A federation in a folder. Its samples are mapped from files, so that they may be larger than memory.
 
-federation.json | types, shapes, number of classes, and how inputs are scaled
+federation.json | types, shapes, number of classes, how inputs are scaled, and the digests of the other files
 x, y            | the samples as raw numbers, in the order of `Federation`
 *.npy           | bounds, ids, team, cluster
 """
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polytier._errors import Fault
 from polytier.data.federation import Federation
+from polytier.files.read import Damaged, open_regular, read_json, refuse_links
+from polytier.files.write import make_folder, sync_file, write_json
 
 FILE = "federation.json"
 CHUNK = 64 << 20  # bytes that are written at a time
+BLOCK = 4 << 20  # bytes that share a digest
+SAMPLED = 8  # blocks of each file that are checked when it is first used
+FORMAT = 3  # from here on with digests
 COLUMNS = ("bounds", "ids", "team", "cluster")
 
 
@@ -32,13 +39,14 @@ def save(federation: Federation, folder: Path | str) -> None:
     """Write a federation to a new folder. federation.json is written last: it is there only if all the rest is.
 
     Raises:
-        ValueError: the folder holds a federation already.
+        ValueError: the folder holds a federation already, or links.
     """
     folder = Path(folder)
     if (folder / FILE).exists():
         raise ValueError(f"{folder} holds a federation already; name a new folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    about: dict[str, Any] = {"num_classes": federation.num_classes}
+    make_folder(folder)
+    refuse_links(folder)
+    about: dict[str, Any] = {"format": FORMAT, "num_classes": federation.num_classes}
     for name in ("x", "y"):
         write(getattr(federation, name), folder / name)
         about[name] = [dtype_name(getattr(federation, name).dtype), list(getattr(federation, name).shape)]
@@ -50,20 +58,23 @@ def save(federation: Federation, folder: Path | str) -> None:
     for name in ("scale", "shift"):
         values = getattr(federation, name)
         about[name] = None if values is None else [dtype_name(values.dtype), values.tolist()]
-    partial = folder / f".{FILE}.partial"
-    partial.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, folder / FILE)
+    files = ["x", "y", *(f"{name}.npy" for name in columns)]
+    about["digests"] = {name: [digest for _, digest in block_digests(folder / name)] for name in files}
+    for name in files:
+        sync_file(folder / name)
+    write_json(folder / FILE, about)
 
 
 def load(folder: Path | str) -> Federation:
-    """Map a federation that `save` wrote.
+    """Map a federation that `save` wrote, after a check of some blocks of its files.
 
     Raises:
         ValueError: there is none, or files of it are broken.
     """
     folder = Path(folder).expanduser().resolve()
     try:
-        about = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        about = read_json(folder / FILE)
+        check_blocks(folder, about, SAMPLED)
         x, y = (from_file(folder / name, *about[name]) for name in ("x", "y"))
         columns: dict[str, Any] = {
             name: np.load(folder / f"{name}.npy", allow_pickle=False) for name in about["columns"]
@@ -80,6 +91,60 @@ def load(folder: Path | str) -> Federation:
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{folder} is no federation ({error}); write one by `polytier data pack`") from None
     return found
+
+
+def verify(folder: Path | str) -> int:
+    """Compare all blocks of a packed federation with their digests.
+
+    Returns:
+        The number of blocks.
+
+    Raises:
+        ValueError: the folder holds no federation, has no digests, or is damaged.
+    """
+    folder = Path(folder).expanduser()
+    if not is_stored(folder):
+        raise ValueError(f"{folder} holds no federation; write one by `polytier data pack`")
+    about = read_json(folder / FILE)
+    if "digests" not in about:
+        raise ValueError(f"{folder} was packed by an earlier version, without digests; pack it again")
+    check_blocks(folder, about, None)
+    load(folder)
+    return sum(map(len, about["digests"].values()))
+
+
+def check_blocks(folder: Path, about: dict[str, Any], most: int | None) -> None:
+    """Compare blocks of the files with their digests.
+
+    Args:
+        folder: the folder.
+        about: the content of federation.json.
+        most: blocks to check per file, spread evenly, the first and the last among them; None: all.
+
+    Raises:
+        Damaged: a file is missing or has other content.
+    """
+    for name, digests in about.get("digests", {}).items():
+        path = folder / Path(name).name
+        count = len(digests)
+        some = np.linspace(0, count - 1, count if most is None else min(count, most), dtype=int).tolist()
+        try:
+            if -(-path.stat().st_size // BLOCK) != count:
+                raise Damaged(f"{path} is damaged: it does not have its size")
+            for k, digest in block_digests(path, some):
+                if digest != digests[k]:
+                    raise Damaged(f"{path} is damaged: block {k} of {count} does not match its digest; pack it again")
+        except OSError as error:
+            raise Damaged(f"{path} cannot be read: {error.strerror}; pack it again") from None
+
+
+def block_digests(path: Path, some: Iterable[int] | None = None) -> Iterator[tuple[int, str]]:
+    """The number and the SHA-256 digest of some blocks of a file; by default of all."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        for k in range(-(-size // BLOCK)) if some is None else some:
+            file.seek(k * BLOCK)
+            yield k, sha256(file.read(BLOCK)).hexdigest()
 
 
 def fits(bounds: Tensor, x: Tensor, y: Tensor) -> bool:
@@ -110,6 +175,23 @@ def from_file(path: Path, dtype: str, shape: list[int]) -> Tensor:
     values = made.reshape(shape)
     values.file = path, values._version  # type: ignore[attr-defined]  # for `as_file`; tensors computed from it have no such attribute
     return values
+
+
+def check_size(values: Tensor) -> None:
+    """Raise an error if the file that a tensor is mapped from was cut: reading the missing part would end the process.
+
+    Raises:
+        Fault: the file is gone or has another size.
+    """
+    if not hasattr(values, "file"):
+        return
+    path = values.file[0]  # type: ignore[attr-defined]
+    try:
+        size = os.stat(path).st_size
+    except OSError as error:
+        raise Fault(f"{path} was removed during the run ({error.strerror}): restore it") from None
+    if size != values.nbytes:
+        raise Fault(f"{path} has {size} bytes, not {values.nbytes}: it was changed during the run; restore it")
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from polytier.data.federation import Federation
+from polytier.data.pack import check_size
 from polytier.engines.process_settings import release_memory
 from polytier.engines.protocol import Engine, engine_of
 from polytier.messages.ledger import Ledger, add_up
@@ -268,6 +269,7 @@ class Loop:
         """
         started = time.perf_counter()
         for part in self.context.parts:
+            check_size(part.batches.federation.x)
             part.ledger.start_round()
         server = server_of(self.context, self.round)
         self.state = self.algorithm.server(self.state, server)
