@@ -80,12 +80,14 @@ def refuse_links(folder: Path) -> None:
     Raises:
         ValueError: There is one. The message names it.
     """
-    for entry in os.scandir(folder):
-        if entry.is_dir(follow_symlinks=False):
-            refuse_links(Path(entry.path))
-        elif not entry.is_file(follow_symlinks=False):
-            kind = "a link" if entry.is_symlink() else "not a regular file"
-            raise ValueError(f"{entry.path} is {kind}; run folders contain regular files only: replace or remove it")
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                refuse_links(Path(entry.path))
+            elif not entry.is_file(follow_symlinks=False):
+                kind = "a link" if entry.is_symlink() else "not a regular file"
+                advice = "run folders contain regular files only: replace or remove it"
+                raise ValueError(f"{entry.path} is {kind}; {advice}")
 
 
 def read_line(line: str, checked: bool) -> dict[str, Any]:
