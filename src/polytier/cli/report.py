@@ -34,6 +34,11 @@ def show(
         print_tables(folders, until)
         return
     run = RunRecord(folder)
+    if run.changed:
+        names = ", ".join(run.changed)
+        say(
+            f"{folder / 'config.toml'} has changed since the run was started ({names}); the results are those of the run"
+        )
     if run.summary is None:
         print_unfinished(wide_console(), run)
         return

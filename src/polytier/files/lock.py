@@ -57,8 +57,23 @@ class FolderLock:
         self.release()
 
 
-def take(file: int) -> None:
-    """Lock an open file, or raise OSError if it is locked."""
+def is_locked(folder: Path) -> bool:
+    """Whether a process has the lock of a folder. Nothing is written."""
+    try:
+        file = os.open(folder / FILE, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    except OSError:
+        return False
+    try:
+        take(file, shared=True)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(file)
+
+
+def take(file: int, shared: bool = False) -> None:
+    """Lock an open file, or raise OSError if it is locked; several processes may have a shared lock."""
     if sys.platform == "win32":
         import msvcrt
 
@@ -66,4 +81,4 @@ def take(file: int) -> None:
     else:
         import fcntl
 
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

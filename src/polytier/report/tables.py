@@ -12,7 +12,7 @@ from rich.text import Text
 
 from polytier._text import duration, size
 from polytier.models.metrics import MetricInfo
-from polytier.runs.read import KINDS, RunRecord, bytes_until, score
+from polytier.runs.read import KINDS, RUNNING, RunRecord, bytes_until, score
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: bool = False) -> Table:
@@ -134,7 +134,10 @@ def print_unfinished(console: Console, run: RunRecord) -> None:
     if run.last:
         rows = [(m, score(run.last[m].get("test"), run.metric)) for m in KINDS if m in run.last]
         console.print(table((f"test {run.metric.name}", f"round {run.last['round']}"), rows, right=True))
-    line(console, f"no results yet; continue with: polytier resume {run.folder}")
+    if run.state["state"] == RUNNING and not run.abandoned:
+        line(console, f"no results yet; process {run.state.get('pid')} is running it")
+    else:
+        line(console, f"no results yet; continue with: polytier resume {run.folder}")
 
 
 # -- the gain of training several models together -----------------------------------------------------

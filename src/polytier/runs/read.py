@@ -16,8 +16,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from polytier.files.lock import is_locked
 from polytier.files.read import Damaged, digest_of, read_bytes, read_json, read_line
 from polytier.models.metrics import ACCURACY, LOSS, MetricInfo, describe
+from polytier.runs.spec import identity
 
 log = logging.getLogger("polytier")
 
@@ -98,6 +100,17 @@ class RunRecord:
     def state(self) -> Record:
         """state.json: whether the run is running, done, stopped or diverged, and why."""
         return read_state(self.folder)
+
+    @cached_property
+    def changed(self) -> list[str]:
+        """The settings that somebody has changed in config.toml since the run was started."""
+        before, now = self.state.get("settings"), identity(self.config)
+        return [name for name in {**(before or {}), **now} if before is not None and before.get(name) != now.get(name)]
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the process of a run that is not finished no longer exists on this machine."""
+        return self.state["state"] == RUNNING and not is_locked(self.folder)
 
     # -- their content -------------------------------------------------------------------------------
 
