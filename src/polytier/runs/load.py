@@ -26,7 +26,7 @@ from polytier.runs.methods import make_method
 from polytier.runs.read import KINDS, read_config, read_history, read_json
 from polytier.runs.run import Run, record_of
 from polytier.runs.spec import PYTHON, RunSpec, check_spec
-from polytier.runs.trust import check_trusted
+from polytier.runs.trust import KEYS, check_trusted
 from polytier.stack.objective import Objective
 from polytier.stack.rows import unpack
 from polytier.tree import collaboration
@@ -40,7 +40,7 @@ def load_run(folder: Path, model: nn.Module | Mapping[str, nn.Module] | None = N
     config.pop("versions", None)
     spec = check_spec(config)
     if not trust:
-        check_trusted(without_given(spec, model), folder / "config.toml", f"use Run.load({str(folder)!r}, trust=True)")
+        check_trusted(named_parts(spec, model), folder / "config.toml", f"use Run.load({str(folder)!r}, trust=True)")
     topology, history, found = read_tree(folder), read_history(folder), latest(folder)
     tensors, facts = (
         found[1:] if found else ({}, read_json(folder / "summary.json"))
@@ -65,14 +65,14 @@ def load_run(folder: Path, model: nn.Module | Mapping[str, nn.Module] | None = N
     return Run(spec, context, state, history, facts["seconds"], models=models, collaboration=matrices)
 
 
-def without_given(spec: RunSpec, model: nn.Module | Mapping[str, nn.Module] | None) -> dict[str, Any]:
-    """The settings without the names of models that are given as modules."""
-    if not isinstance(spec.models, dict):
-        return spec.model_dump(exclude={"model"} if model is not None else set())
-    names = set(model if isinstance(model, Mapping) else spec.models if model is not None else ())
-    tables = {n: {k: v for k, v in own.items() if k != "model" or n not in names} for n, own in spec.models.items()}
-    used = any("model" not in own and name not in names for name, own in spec.models.items())
-    return {**spec.model_dump(exclude=set() if used else {"model"}), "models": tables}
+def named_parts(spec: RunSpec, model: nn.Module | Mapping[str, nn.Module] | None) -> dict[str, Any]:
+    """The names of all methods, and of the models that are not given as modules."""
+    tables = spec.models if isinstance(spec.models, dict) else {"": {}}
+    found = {name: {key: own.get(key, getattr(spec, key)) for key in KEYS} for name, own in tables.items()}
+    for name, table in found.items():
+        if (model.get(name) if isinstance(model, Mapping) else model) is not None:
+            del table["model"]
+    return {"algorithm": spec.algorithm, "models": found}
 
 
 def load_model(
