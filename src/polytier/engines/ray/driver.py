@@ -9,6 +9,7 @@ run then goes back to its last snapshot.
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
 import socket
@@ -256,7 +257,7 @@ def connect(address: str, workers: int | None) -> tuple[Any, bool]:
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
             if not address:
-                ray.init("local", num_cpus=workers, include_dashboard=False, **quiet)
+                start_here(ray, num_cpus=workers, include_dashboard=False, **quiet)
             else:
                 check_address(address)
                 ray.init(address, **quiet)
@@ -265,6 +266,29 @@ def connect(address: str, workers: int | None) -> tuple[Any, bool]:
                 raise OSError(f"Ray does not start on this machine: {first_line(error)}") from None
             raise ValueError(f"no Ray cluster answers at {address!r} ({first_line(error)}); {advice}") from None
     return ray, True
+
+
+def start_here(ray: Any, **settings: Any) -> None:
+    """Start an instance of Ray for this run. Its processes listen on the loopback interface only.
+
+    Ray listens on all interfaces unless its node has the address 127.0.0.1, and it replaces that address by one on the
+    network where clusters are possible. Its own switch for that is read when Ray is imported, and set here meanwhile.
+
+    Raises:
+        OSError: If Ray took another address; it is shut down.
+    """
+    switches = ray._private.ray_constants
+    before, switches.ENABLE_RAY_CLUSTER = switches.ENABLE_RAY_CLUSTER, False
+    try:
+        ray.init("local", **settings)
+    finally:
+        switches.ENABLE_RAY_CLUSTER = before
+    address = ray.util.get_node_ip_address()
+    if not ipaddress.ip_address(address).is_loopback:
+        ray.shutdown()
+        raise OSError(
+            f"Ray {ray.__version__} would listen on {address} and not on this machine alone; use another version"
+        )
 
 
 def disconnect(ray: Any) -> None:
