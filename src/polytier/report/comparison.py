@@ -13,7 +13,6 @@ All methods are judged by one metric: the leading one of the first run, if all r
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from polytier._text import duration, size
 from polytier.models.metrics import LOSS, MetricInfo, describe
 from polytier.report.intervals import LEVEL, interval, interval_text, paired_test
 from polytier.report.tables import line, table
+from polytier.runs.csv_cells import as_cell, csv_lines
 from polytier.runs.read import JUDGES, KINDS, Record, RunRecord, bytes_until, judge_of, score
 
 FILE = "compare.json"
@@ -164,14 +164,13 @@ def metric_in(row: Mapping[str, Any]) -> MetricInfo:
 
 def write(out: Path, settings: dict[str, Any], records: Sequence[Record], methods: Sequence[dict[str, Any]]) -> None:
     """compare.json: settings, records, methods; compare.csv: one line per record."""
-    found = {"settings": settings, "records": records, "methods": methods}
-    (out / FILE).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    lines = [dict(flat(record)) for record in records]
-    columns = dict.fromkeys(name for line in lines for name in line)
+    content = {"settings": settings, "records": records, "methods": methods}
+    (out / FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    found = [dict(flat(record)) for record in records]
+    columns = dict.fromkeys(name for line in found for name in line)
+    rows = [columns, *([line.get(name, "") for name in columns] for line in found)]
     with (out / "compare.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(columns), restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
+        file.writelines(csv_lines(map(as_cell, row) for row in rows))
 
 
 def flat(record: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

@@ -14,7 +14,6 @@ checkpoints/     what a run needs to continue
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import os
@@ -32,6 +31,7 @@ from polytier.data.population import Population
 from polytier.method.context import Context
 from polytier.models.trainable import digest
 from polytier.runs import checkpoint, snapshot
+from polytier.runs.csv_cells import csv_lines
 from polytier.runs.evaluate import metrics_of
 from polytier.runs.read import DONE, FORMAT, KINDS, STATE, STATES
 from polytier.runs.run import Run
@@ -64,7 +64,7 @@ def write_text(path: Path, text: str) -> None:
 def write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
     """Write a CSV file atomically."""
     with atomic(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
+        file.writelines(csv_lines(rows))
 
 
 def finite(value: Any) -> Any:

@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from polytier.models.metrics import ACCURACY, LOSS, MetricInfo, describe
+from polytier.runs.csv_cells import from_cell
 
 FORMAT = 2  # format of a run folder; folders without state.json have format 1 (version 0.1)
 STATE = "state.json"
@@ -337,5 +338,5 @@ def read_columns(path: Path, *version: int) -> dict[str, list[str]]:
         names, *rows = csv.reader(file)
     if any(len(row) != len(names) for row in rows) or "id" not in names:
         raise ValueError("a line has too few or too many fields, or there is no column id")
-    columns = map(list, zip(*rows, strict=True)) if rows else ([] for _ in names)
-    return dict(zip(names, columns, strict=True))
+    columns = map(list, zip(*(map(from_cell, row) for row in rows), strict=True)) if rows else ([] for _ in names)
+    return dict(zip(map(from_cell, names), columns, strict=True))
