@@ -6,6 +6,7 @@ import ipaddress
 import json
 import logging
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -293,6 +294,15 @@ def test_on_one_machine_ray_listens_to_this_machine_alone(ray):
     processes = {process for process, _ in found}
     assert len(processes) >= 4  # the driver, two actors, and those of Ray itself
     assert all(address.is_loopback for _, address in found), found
+
+
+def test_actors_do_not_search_the_current_folder_first(tmp_path):
+    (tmp_path / "torch.py").write_text("open('imported', 'w')")  # in place of a package that every actor imports
+    (tmp_path / "mine.toml").write_text('algorithm = "fedavg"\nengine = "ray"\ndevices = 4\nteams = "0"\nrounds = 1\n')
+    command = [sys.executable, "-m", "polytier", "run", "mine.toml", "--workers", "1", "--quiet", "--out", "run"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert not (tmp_path / "imported").exists()
 
 
 def descendants(process: int) -> set[int]:

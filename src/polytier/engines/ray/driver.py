@@ -254,13 +254,12 @@ def connect(address: str, workers: int | None) -> tuple[Any, bool]:
         if ray.is_initialized():
             return ray, False
         advice = "give HOST:PORT of its head node, or auto for a cluster on this machine; engine ray starts one"
-        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
             if not address:
-                start_here(ray, num_cpus=workers, include_dashboard=False, **quiet)
+                start_here(ray, workers)
             else:
                 check_address(address)
-                ray.init(address, **quiet)
+                ray.init(address, **job_settings())
         except (OSError, RuntimeError, ValueError) as error:
             if not address:
                 raise OSError(f"Ray does not start on this machine: {first_line(error)}") from None
@@ -268,7 +267,16 @@ def connect(address: str, workers: int | None) -> tuple[Any, bool]:
     return ray, True
 
 
-def start_here(ray: Any, **settings: Any) -> None:
+def job_settings() -> dict[str, Any]:
+    """Arguments of `ray.init`: no output, and actors that do not search the current folder before installed packages."""
+    from ray.job_config import JobConfig
+
+    job: Any = JobConfig()
+    job._runtime_env_has_working_dir = lambda: True  # Ray adds the current folder if a job has no folder of its own
+    return {"log_to_driver": False, "logging_level": logging.ERROR, "job_config": job}
+
+
+def start_here(ray: Any, workers: int | None) -> None:
     """Start an instance of Ray for this run. Its processes listen on the loopback interface only.
 
     Ray listens on all interfaces unless its node has the address 127.0.0.1, and it replaces that address by one on the
@@ -280,7 +288,7 @@ def start_here(ray: Any, **settings: Any) -> None:
     switches = ray._private.ray_constants
     before, switches.ENABLE_RAY_CLUSTER = switches.ENABLE_RAY_CLUSTER, False
     try:
-        ray.init("local", **settings)
+        ray.init("local", num_cpus=workers, include_dashboard=False, **job_settings())
     finally:
         switches.ENABLE_RAY_CLUSTER = before
     address = ray.util.get_node_ip_address()
