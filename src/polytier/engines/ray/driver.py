@@ -268,7 +268,7 @@ def connect(address: str, workers: int | None) -> tuple[Any, bool]:
 
 
 def job_settings() -> dict[str, Any]:
-    """Arguments of `ray.init`: no output, and actors that do not search the current folder before installed packages."""
+    """Arguments of `ray.init`: no output; actors do not search the current folder before installed packages."""
     from ray.job_config import JobConfig
 
     job: Any = JobConfig()
