@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import logging
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -276,3 +280,59 @@ def test_lost_actors(ray, caplog, monkeypatch, tmp_path):
     assert "team a to b" in lines[0]
     assert "after round 0" in lines[0]
     assert "team a to b, c to d" in lines[1]
+
+
+# -- what it opens ------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs Linux")
+@pytest.mark.usefixtures("again")
+def test_on_one_machine_ray_listens_to_this_machine_alone(ray):
+    with make_loop(PERMFL, federation_of(), "mclr", engine="ray", workers=2) as training:
+        training.run(1)
+        found = listening(descendants(os.getpid()))
+    processes = {process for process, _ in found}
+    assert len(processes) >= 4  # the driver, two actors, and those of Ray itself
+    assert all(address.is_loopback for _, address in found), found
+
+
+def test_actors_do_not_search_the_current_folder_first(tmp_path):
+    (tmp_path / "torch.py").write_text("open('imported', 'w')")  # in place of a package that every actor imports
+    (tmp_path / "mine.toml").write_text('algorithm = "fedavg"\nengine = "ray"\ndevices = 4\nteams = "0"\nrounds = 1\n')
+    command = [sys.executable, "-m", "polytier", "run", "mine.toml", "--workers", "1", "--quiet", "--out", "run"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert not (tmp_path / "imported").exists()
+
+
+def descendants(process: int) -> set[int]:
+    """A process, the ones that it started, those that they started, ..."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    found: set[int] = set()
+    new = {process}
+    while new:
+        found |= new
+        new = {child for child, parent in parents.items() if parent in new}
+    return found
+
+
+def listening(processes: set[int]) -> list[tuple[int, Any]]:
+    """(process, address) of all TCP sockets on which processes listen."""
+    owner, found = {}, []
+    for process in processes:
+        with suppress(OSError):
+            for file in Path(f"/proc/{process}/fd").iterdir():
+                with suppress(OSError):
+                    owner[os.readlink(file)] = process
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in owner:
+                words = bytes.fromhex(fields[1].partition(":")[0])  # 32 bits each, in the order of this machine
+                raw = b"".join(words[k : k + 4][::-1] for k in range(0, len(words), 4))
+                address: Any = ipaddress.ip_address(raw)
+                found.append((owner[f"socket:[{fields[9]}]"], getattr(address, "ipv4_mapped", None) or address))
+    return found

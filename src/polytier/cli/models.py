@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polytier._terminal import say
+from polytier.cli.options import Trust, check_code
 from polytier.cli.run import Folder
 from polytier.runs.read import read_config
 
@@ -23,15 +24,16 @@ Of = Annotated[str | None, typer.Option("--of", metavar="NAME", help="The name o
 
 
 def load_model(
-    folder: Path, device: str | None, team: str | None, everywhere: bool, of: str | None
+    folder: Path, device: str | None, team: str | None, everywhere: bool, of: str | None, trust: bool
 ) -> tuple[Run, Any, str]:
     """The run, the row of the selected model, and the name of its owner."""
     if (device is not None) + (team is not None) + everywhere != 1:
         raise ValueError("select a model with one of --device ID, --team ID and --global")
-    read_config(folder)  # raises an error before torch is imported if this is not a run folder
+    # an error here comes before torch is imported; the engine is not used
+    check_code({**read_config(folder), "engine": None}, folder / "config.toml", trust)
     from polytier.runs.run import Run
 
-    run = Run.load(folder)
+    run = Run.load(folder, trust=True)
     if (of is None) != (not run.models) or (of is not None and of not in run.models):
         there = (
             f"this run has {', '.join(run.models)}: select one with --of" if run.models else "this run has one model"
@@ -55,9 +57,10 @@ def predict(
     team: Team = None,
     everywhere: Everywhere = False,
     of: Of = None,
+    trust: Trust = False,
 ) -> None:
     """Predict with the model of a device, of a team, or of the whole population."""
-    run, row, owner = load_model(folder, device, team, everywhere, of)
+    run, row, owner = load_model(folder, device, team, everywhere, of, trust)
     from polytier.runs import export as files
 
     number = files.predict(run, row, data, out)
@@ -74,9 +77,10 @@ def export(
     team: Team = None,
     everywhere: Everywhere = False,
     of: Of = None,
+    trust: Trust = False,
 ) -> None:
     """Write one model to a file."""
-    run, row, owner = load_model(folder, device, team, everywhere, of)
+    run, row, owner = load_model(folder, device, team, everywhere, of, trust)
     from polytier.runs import export as files
 
     files.export(run, row, out, owner)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel
 
-from polytier.runs.spec import SCOPES, RunSpec, Setting, settings
+from polytier.runs.spec import SCOPES, RunSpec, Setting, is_file, read_spec, settings
+from polytier.runs.trust import check_trusted, with_flag
 
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Import code of the current folder that a file names (own models and methods).")
+]
 FIELDS = "set"  # the only setting that is given in several options: --set FIELD=VALUE
 
 
@@ -77,3 +82,20 @@ def takes_settings(
         return called
 
     return wrap
+
+
+# -- code that a file names ---------------------------------------------------------------------------
+
+
+def trusted_spec(what: str | None, given: Mapping[str, Any], fields: Sequence[str], trust: bool) -> RunSpec:
+    """`read_spec`; with --trust, or unless FILE.toml names code of the current folder."""
+    spec = read_spec(what, given, fields)
+    if what is not None and is_file(what):
+        check_code(spec.model_dump(), Path(what), trust, [given.get("model", ""), given.get("engine", "")])
+    return spec
+
+
+def check_code(values: Mapping[str, Any], file: Path, trust: bool, typed: Sequence[str] = ()) -> None:
+    """Raise an error if settings from a file name code of the current folder, unless --trust is given."""
+    if not trust:
+        check_trusted(values, file, with_flag(), typed)

@@ -35,10 +35,7 @@ def show(
         return
     run = RunRecord(folder)
     if run.changed:
-        names = ", ".join(run.changed)
-        say(
-            f"{folder / 'config.toml'} has changed since the run was started ({names}); the results are those of the run"
-        )
+        say(f"{folder / 'config.toml'} has changed since the run was started: {', '.join(run.changed)}")
     if run.summary is None:
         print_unfinished(wide_console(), run)
         return

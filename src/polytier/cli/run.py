@@ -11,10 +11,10 @@ import typer
 
 from polytier._terminal import Interrupt, log, say, set_up_logging, wide_console
 from polytier._text import duration, size
-from polytier.cli.options import takes_settings
+from polytier.cli.options import Trust, check_code, takes_settings, trusted_spec
 from polytier.report.tables import print_summary
 from polytier.runs.read import finished_rounds, read_config, read_summary
-from polytier.runs.spec import of_scope, read_spec
+from polytier.runs.spec import of_scope
 
 if TYPE_CHECKING:
     from polytier.files.lock import FolderLock
@@ -36,13 +36,14 @@ def run(
     what: What = None,
     given: dict[str, Any],
     fields: list[str],
+    trust: Trust = False,
     quiet: Quiet = False,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Train a method. Without arguments: PerMFL on digits. The config.toml of a run folder repeats that run."""
     set_up_logging(quiet, verbose)
-    spec = read_spec(what, given, fields)
+    spec = trusted_spec(what, given, fields, trust)
     from polytier.runs.folder import check_free
     from polytier.runs.loop import Loop
     from polytier.theory.check import warnings
@@ -60,17 +61,20 @@ def resume(
     *,
     folder: Folder,
     given: dict[str, Any],
+    trust: Trust = False,
     quiet: Quiet = False,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Continue an interrupted run, or extend a finished one; results are those of a run without interruption."""
     set_up_logging(quiet, verbose)
-    done = finished_rounds(folder, given.get("rounds") or read_config(folder)["rounds"])
+    config = read_config(folder)
+    done = finished_rounds(folder, given.get("rounds") or config.get("rounds", 0))
     if done is not None:
         say(f"{folder} is finished: {done} rounds; to continue: polytier resume {folder} --rounds {done + 100}")
         print_result(folder, quiet, as_json)
         return
+    check_code({**config, **given}, folder / "config.toml", trust, [given.get("engine", "")])
     from polytier.runs.folder import reopen
     from polytier.runs.launch import resumed_loop, spec_of_folder
 

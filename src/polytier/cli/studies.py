@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from polytier._terminal import say, set_up_logging, wide_console
-from polytier.cli.options import takes_settings
+from polytier.cli.options import Trust, check_code, takes_settings, trusted_spec
 from polytier.cli.run import Verbose, What
 from polytier.report.tables import gain_table
-from polytier.runs.spec import RunSpec, read_spec
+from polytier.runs.spec import RunSpec
 
 SHARED = tuple(name for name in RunSpec.model_fields if name not in ("algorithm", "out", "set"))
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, starting at --seed.")]
@@ -48,11 +48,12 @@ def gain(
     ] = None,
     given: dict[str, Any],
     fields: list[str],
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Measure the gain of training several models together: M T1 / TM, with a 95 % interval over seeds."""
     set_up_logging(quiet=as_json, verbose=False)
-    spec = read_spec(what, given, fields)
+    spec = trusted_spec(what, given, fields, trust)
     from polytier.runs.loop import Loop
     from polytier.studies.gain import measure_gain
 
@@ -98,6 +99,7 @@ def compare(
     fields: Annotated[
         list[str] | None, typer.Option("--set", metavar="METHOD.FIELD=VALUE", help="A field of one of the methods.")
     ] = None,
+    trust: Trust = False,
     quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print compare.json and nothing else.")] = False,
     verbose: Verbose = False,
@@ -106,9 +108,12 @@ def compare(
     set_up_logging(quiet or as_json, verbose)
     from polytier.studies.compare import compare_methods, protocol
 
+    shared, names = protocol(what, given), methods.split(",")
+    if what is not None:
+        check_code(shared.model_dump(), Path(what), trust, [*names, given.get("model", ""), given.get("engine", "")])
     compare_methods(
-        protocol(what, given),
-        methods.split(","),
+        shared,
+        names,
         fields=fields or (),
         steps=steps,
         seeds=seeds,
@@ -139,6 +144,7 @@ def tune(
     out: Annotated[Path | None, output_folder("tune-ALGORITHM-DATA-N")] = None,
     given: dict[str, Any],
     fields: list[str],
+    trust: Trust = False,
     quiet: Quiet = False,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -149,7 +155,7 @@ def tune(
     the current setting. Trials that are clearly worse than others are stopped early.
     """
     set_up_logging(quiet or as_json, verbose)
-    spec = read_spec(what, given, fields)
+    spec = trusted_spec(what, given, fields, trust)
     from polytier.studies.tune import tune_method
 
     tune_method(spec, over or (), trials=trials, seeds=seeds, out=out, quiet=quiet, as_json=as_json)
@@ -197,6 +203,7 @@ def check(
     ] = False,
     given: dict[str, Any],
     fields: list[str],
+    trust: Trust = False,
     quiet: Quiet = False,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -207,7 +214,7 @@ def check(
     PerMFL or pFedMT will or may diverge.
     """
     set_up_logging(as_json or quiet, verbose)
-    spec = read_spec(what, given, fields)
+    spec = trusted_spec(what, given, fields, trust)
     from polytier.files.write import finite
     from polytier.report.check_table import print_check
     from polytier.runs.loop import Loop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -38,9 +39,26 @@ def start_process(target: Callable[..., Any], *args: Any, daemon: bool = False) 
     context: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
     context.set_forkserver_preload(PRELOADED)
     process = context.Process(target=target, args=args, daemon=daemon)
-    with interrupts_blocked():
+    with safe_path(), interrupts_blocked():
         process.start()
     return process
+
+
+@contextmanager
+def safe_path() -> Iterator[None]:
+    """Let processes that are started in the block search installed packages only, until they get `sys.path` from here.
+
+    They would otherwise import torch and others from the current folder first, as `python -c` does.
+    """
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 @contextmanager

@@ -6,9 +6,6 @@ operations, no branches that depend on data and no statistics over a batch. The 
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from itertools import pairwise
@@ -19,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from polytier._text import bind
+from polytier.models.own_code import exists, load
 
 
 def chain(**layers: nn.Module) -> nn.Sequential:
@@ -195,9 +193,9 @@ def make_model(text: str, inputs: tuple[int, ...], num_classes: int | None, seed
         >>> make_model("dnn:20", (8, 8), 10, seed=0).head
         Linear(in_features=20, out_features=10, bias=True)
     """
-    head, colon, attribute = text.partition(":")
-    if colon and head not in MODELS and importable(head):
-        factory, arguments = user_factory(head, attribute), {}
+    head, colon, _ = text.partition(":")
+    if colon and head not in MODELS and exists(head):
+        factory, arguments = user_factory(text), {}
     else:
         name, factory, arguments = bind(text, MODELS, "model")
         if num_classes is None and name != "quadratic":
@@ -213,21 +211,13 @@ def make_model(text: str, inputs: tuple[int, ...], num_classes: int | None, seed
             ) from error
 
 
-def importable(module: str) -> bool:
-    """Whether this module exists; from now on the current folder is searched too."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)  # not removed again, because workers unpickle the model
-    return "." in module or module in sys.modules or bool(module and importlib.util.find_spec(module))
-
-
-def user_factory(module: str, attribute: str) -> Callable[..., nn.Module]:
-    """The factory `attribute` of a user's module; an error if it cannot be imported."""
+def user_factory(name: str) -> Callable[..., nn.Module]:
+    """The function package.module:factory."""
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, TypeError) as error:
+        return load(name)
+    except ValueError as error:
         raise ValueError(
-            f"model {module}:{attribute} does not load ({error}); give package.module:factory, importable "
+            f"model {name} does not load ({error}); give package.module:factory, importable "
             f"from {Path.cwd()}, or one of {', '.join(MODELS)}"
         ) from error
 

@@ -13,8 +13,6 @@ All methods are judged by one metric: the leading one of the first run, if all r
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +27,7 @@ from polytier.files.write import write_text
 from polytier.models.metrics import LOSS, MetricInfo, describe
 from polytier.report.intervals import LEVEL, interval, interval_text, paired_test
 from polytier.report.tables import line, table
+from polytier.runs.csv_cells import as_cell, csv_lines
 from polytier.runs.read import JUDGES, KINDS, Record, RunRecord, bytes_until, judge_of, score
 
 FILE = "compare.json"
@@ -168,15 +167,12 @@ def metric_in(row: Mapping[str, Any]) -> MetricInfo:
 
 def write(out: Path, settings: dict[str, Any], records: Sequence[Record], methods: Sequence[dict[str, Any]]) -> None:
     """Write compare.json (settings, records, methods) and compare.csv (one line per record)."""
-    found = {"settings": settings, "records": records, "methods": methods}
-    write_text(out / FILE, json.dumps(found, indent=2) + "\n")
-    lines = [dict(flat(record)) for record in records]
-    columns = dict.fromkeys(name for line in lines for name in line)
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(columns), restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    write_text(out / "compare.csv", text.getvalue())
+    content = {"settings": settings, "records": records, "methods": methods}
+    write_text(out / FILE, json.dumps(content, indent=2) + "\n")
+    found = [dict(flat(record)) for record in records]
+    columns = dict.fromkeys(name for line in found for name in line)
+    rows = [columns, *([line.get(name, "") for name in columns] for line in found)]
+    write_text(out / "compare.csv", "".join(csv_lines(map(as_cell, row) for row in rows)))
 
 
 def flat(record: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

@@ -12,10 +12,20 @@ from typing import Any
 
 from polytier.report.blocks import Text
 from polytier.report.grouping import below
-from polytier.report.page import render
+from polytier.report.page import POLICY, render
 from polytier.report.page_contents import page_of
 
 HOST = "127.0.0.1"
+NAMES = (HOST, "localhost", "[::1]")  # what a browser on this machine calls it
+HEADERS = {
+    "Content-Security-Policy": f"{POLICY}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
 FILES = ("config.toml", "metrics.jsonl", "summary.json")  # summary.json is written after all other files
 
 
@@ -63,38 +73,78 @@ def serve(folder: Path, port: int, ready: Callable[[str], None]) -> None:
         port: 0 for any free port.
         ready: Called with the address once the server listens.
     """
-    watched = Watched(folder)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            path = self.path.partition("?")[0]
-            if path == "/":
-                self.answer(200, "text/html", watched.page())
-            elif path == "/version":
-                self.answer(200, "text/plain", watched.version())
-            else:
-                self.answer(404, "text/plain", "not found; the page is at /")
-
-        def answer(self, code: int, kind: str, text: str) -> None:
-            content = text.encode()
-            self.send_response(code)
-            self.send_header("Content-Type", f"{kind}; charset=utf-8")
-            self.send_header("Content-Length", str(len(content)))
-            self.send_header("Cache-Control", "no-store")
-            self.end_headers()
-            with suppress(ConnectionError):  # the page was closed meanwhile
-                self.wfile.write(content)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Log nothing: the page asks for its version every second."""
-
-    try:
-        server = ThreadingHTTPServer((HOST, port), Handler)
-    except OSError as error:
-        raise ValueError(f"port {port} is not free ({error.strerror}); try --port {port + 1}, or --port 0") from None
-    with server:
+    with make_server(folder, port) as server:
         ready(f"http://{HOST}:{server.server_address[1]}/")
         try:
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
             return
+
+
+def make_server(folder: Path, port: int) -> ThreadingHTTPServer:
+    """The server of the page of a folder. It listens; the caller lets it answer."""
+    handler = type("PageHandler", (Handler,), {"watched": Watched(folder)})
+    try:
+        return ThreadingHTTPServer((HOST, port), handler)
+    except OSError as error:
+        raise ValueError(f"port {port} is not free ({error.strerror}); try --port {port + 1}, or --port 0") from None
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers requests that name this machine; a page of another site cannot read the answers.
+
+    A site may let its own name resolve to 127.0.0.1 (DNS rebinding). Requests of its pages then arrive here, with that
+    name as `Host`, and are refused.
+    """
+
+    watched: Watched
+    server_version, sys_version = "polytier", ""
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if refusal := self.refusal():
+            self.answer(*refusal)
+        elif path == "/":
+            self.answer(200, self.watched.page(), "text/html")
+        elif path == "/version":
+            self.answer(200, self.watched.version())
+        else:
+            self.answer(404, "there is nothing here; the page is /")
+
+    do_HEAD = do_GET
+
+    def not_allowed(self) -> None:
+        self.answer(405, "this server answers GET and HEAD", allow="GET, HEAD")
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = not_allowed
+
+    def refusal(self) -> tuple[int, str] | None:
+        """The code and the text for a request that comes from elsewhere."""
+        port = self.server.server_address[1]  # type: ignore[misc]
+        hosts = [f"{name}:{port}" for name in NAMES] + (list(NAMES) if port == 80 else [])
+        host = [value.lower() for value in self.headers.get_all("Host", [])]
+        if len(host) != 1 or host[0] not in hosts:
+            return 421, f"this server does not answer for that host; open http://{HOST}:{port}/"
+        if any(value.lower() != f"http://{host[0]}" for value in self.headers.get_all("Origin", [])):
+            return 403, f"pages of other sites are not answered; open http://{HOST}:{port}/"
+        return None
+
+    def answer(self, code: int, text: str, kind: str = "text/plain", allow: str = "") -> None:
+        content = text.encode()
+        self.send_response(code)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        if allow:
+            self.send_header("Allow", allow)
+        self.end_headers()
+        if self.command != "HEAD":
+            with suppress(ConnectionError):  # the page was closed meanwhile
+                self.wfile.write(content)
+
+    def end_headers(self) -> None:
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        super().end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: the page asks for its version every second."""

@@ -14,12 +14,11 @@ checkpoints/     what a run needs to continue
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +45,7 @@ from polytier.files.write import (
 from polytier.method.context import Context
 from polytier.models.trainable import digest
 from polytier.runs import checkpoint, snapshot
+from polytier.runs.csv_cells import csv_lines
 from polytier.runs.evaluate import metrics_of
 from polytier.runs.read import CHECKPOINTS, DONE, FORMAT, KINDS, STATE, STATES, STORE, SUMMARY
 from polytier.runs.run import Run
@@ -135,19 +135,8 @@ def reopen(folder: Path) -> FolderLock:
 
 def write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
     """Write a CSV file atomically."""
-
-    def lines() -> Iterator[bytes]:
-        text = io.StringIO(newline="")
-        writer = csv.writer(text, lineterminator="\n")
-        for row in rows:
-            writer.writerow(row)
-            if text.tell() > 1 << 20:
-                yield text.getvalue().encode()
-                text.seek(0)
-                text.truncate()
-        yield text.getvalue().encode()
-
-    write_bytes(path, lines())
+    lines = csv_lines(rows)
+    write_bytes(path, ("".join(part).encode() for part in iter(lambda: list(islice(lines, PART)), [])))
 
 
 def tree(topology: Topology) -> Iterator[str]:

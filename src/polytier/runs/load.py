@@ -36,6 +36,7 @@ from polytier.runs.read import (
 )
 from polytier.runs.run import Run, record_of
 from polytier.runs.spec import PYTHON, RunSpec, check_spec
+from polytier.runs.trust import KEYS, check_trusted
 from polytier.stack.objective import Objective
 from polytier.stack.rows import unpack
 from polytier.tree import collaboration
@@ -43,11 +44,14 @@ from polytier.tree.participation import Participation
 from polytier.tree.topology import Topology
 
 
-def load_run(folder: Path, model: nn.Module | Mapping[str, nn.Module] | None = None) -> Run:
+def load_run(folder: Path, model: nn.Module | Mapping[str, nn.Module] | None = None, trust: bool = False) -> Run:
     """The run as it was saved, without its data."""
-    config, topology, history = read_config(folder), read_tree(folder), read_history(folder)
+    config = read_config(folder)
     config.pop("versions", None)
-    spec, summary = check_spec(config), read_summary(folder)
+    spec = check_spec(config)
+    if not trust:
+        check_trusted(named_parts(spec, model), folder / "config.toml", f"use Run.load({str(folder)!r}, trust=True)")
+    topology, history, summary = read_tree(folder), read_history(folder), read_summary(folder)
     if summary is None:
         raise ValueError(f"the run in {folder} is not finished; continue it with: polytier resume {folder}")
     for name in summary.get("files") or ():
@@ -72,6 +76,16 @@ def load_run(folder: Path, model: nn.Module | Mapping[str, nn.Module] | None = N
     context: Any = replace(first.context, algorithm=algorithm, topology=topology, scopes=scopes, name="", ledger=None)
     state = unpack("state", tensors)
     return Run(spec, context, state, history, facts["seconds"], models=models, collaboration=matrices)
+
+
+def named_parts(spec: RunSpec, model: nn.Module | Mapping[str, nn.Module] | None) -> dict[str, Any]:
+    """The names of all methods, and of the models that are not given as modules."""
+    tables = spec.models if isinstance(spec.models, dict) else {"": {}}
+    found = {name: {key: own.get(key, getattr(spec, key)) for key in KEYS} for name, own in tables.items()}
+    for name, table in found.items():
+        if (model.get(name) if isinstance(model, Mapping) else model) is not None:
+            del table["model"]
+    return {"algorithm": spec.algorithm, "models": found}
 
 
 def load_model(

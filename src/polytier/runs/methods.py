@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ from polytier._errors import unknown
 from polytier.algorithms import ALGORITHMS
 from polytier.algorithms.multimodel import MultiModel
 from polytier.method.algorithm import Algorithm
-from polytier.models.zoo import importable
+from polytier.models.own_code import load
 from polytier.runs.defaults import settings as default_fields
 from polytier.runs.spec import RunSpec, plain
 
@@ -29,11 +28,9 @@ def method_class(name: str) -> type[Algorithm]:
 
 def own_class(name: str) -> type[Algorithm]:
     """The class package.module:Class."""
-    module, _, attribute = name.partition(":")
     try:
-        importable(module)  # modules in the current folder can be imported too
-        kind = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+        kind = load(name)
+    except ValueError as error:
         raise ValueError(f"algorithm {name} cannot be imported ({error}); give package.module:Class") from None
     if not isinstance(kind, type) or not issubclass(kind, Algorithm):
         raise ValueError(f"algorithm {name} is not a polytier.Algorithm; derive your class from it")

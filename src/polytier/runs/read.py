@@ -19,6 +19,7 @@ from typing import Any
 from polytier.files.lock import is_locked
 from polytier.files.read import Damaged, digest_of, read_bytes, read_json, read_line
 from polytier.models.metrics import ACCURACY, LOSS, MetricInfo, describe
+from polytier.runs.csv_cells import from_cell
 from polytier.runs.spec import identity
 
 log = logging.getLogger("polytier")
@@ -430,5 +431,5 @@ def read_columns(folder: Path, *version: int) -> dict[str, list[str]]:
     names, *rows = csv.reader(io.StringIO(read_bytes(path).decode(errors="replace"), newline=""))
     if any(len(row) != len(names) for row in rows) or "id" not in names:
         raise Damaged(f"{path} is damaged: a line has too few or too many fields, or there is no column id")
-    columns = map(list, zip(*rows, strict=True)) if rows else ([] for _ in names)
-    return dict(zip(names, columns, strict=True))
+    columns = map(list, zip(*(map(from_cell, row) for row in rows), strict=True)) if rows else ([] for _ in names)
+    return dict(zip(map(from_cell, names), columns, strict=True))

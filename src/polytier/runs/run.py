@@ -282,22 +282,26 @@ class Run:
         write_results(Path(folder), self)
 
     @classmethod
-    def load(cls, folder: str | Path, model: nn.Module | Mapping[str, nn.Module] | None = None) -> Run:
+    def load(
+        cls, folder: str | Path, model: nn.Module | Mapping[str, nn.Module] | None = None, *, trust: bool = False
+    ) -> Run:
         """Load a run from its folder. The data are not needed.
 
         Args:
             folder: Path of the run folder.
             model: The module, if it was given as a Python object; a mapping from names if there are several models.
+            trust: Whether config.toml may name modules of the current folder. They are imported, which runs their code.
 
         Returns:
             The run, without its last evaluation.
 
         Raises:
-            ValueError: The folder is not a complete run folder, or `model` does not match the saved parameters.
+            ValueError: The folder is not a complete run folder, `model` does not match the saved parameters, or the
+                folder names code that is not trusted.
         """
         from polytier.runs.load import load_run
 
-        return load_run(Path(folder), model)
+        return load_run(Path(folder), model, trust)
 
 
 def record_of(record: dict[str, Any], model: str) -> dict[str, Any]:

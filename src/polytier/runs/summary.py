@@ -10,6 +10,7 @@ import numpy as np
 from polytier.data.federation import SPLITS
 from polytier.messages.ledger import add_up
 from polytier.models.metrics import LOSS, MetricInfo
+from polytier.runs.csv_cells import as_cell
 from polytier.runs.evaluate import metrics_of
 from polytier.runs.methods import method_name
 from polytier.runs.read import KINDS
@@ -84,7 +85,7 @@ def traffic(run: Run) -> Iterator[Sequence[Any]]:
     yield "round", "link", "direction", "bytes"
     for number, amounts in enumerate(zip(*(p.ledger.rounds for p in run.parts), strict=True), 1):
         for link, ways in add_up(amounts).items():
-            yield from ((number, link, way, amount) for way, amount in ways.items())
+            yield from ((number, as_cell(link), way, amount) for way, amount in ways.items())
 
 
 def best_of(judged: list[dict[str, Any]], models: list[str], split: str, metric: MetricInfo) -> dict[str, Any] | None:
@@ -118,14 +119,14 @@ def device_table(run: Run) -> Iterator[Sequence[Any]]:
     for part in run.parts:
         prefix = f"{part.context.name}_" if part.context.name else ""
         columns |= {f"{prefix}{name}": values for name, values in device_columns(part)}
-    yield list(columns)
+    yield [as_cell(name) for name in columns]
     for start in range(0, len(run.device_ids), PART):
         yield from zip(*(shown(values[start : start + PART]) for values in columns.values()), strict=True)
 
 
 def shown(values: np.ndarray) -> list[Any]:
-    """The values with NaN replaced by an empty text."""
-    return ["" if v != v else v for v in values.tolist()]
+    """The values as cells, with NaN replaced by an empty text."""
+    return ["" if v != v else as_cell(v) for v in values.tolist()]
 
 
 def device_columns(run: Run) -> Iterator[tuple[str, np.ndarray]]:

@@ -34,8 +34,9 @@ from polytier.runs import checkpoint
 from polytier.runs.folder import reopen
 from polytier.runs.launch import resumed_loop, run_in_folder, spec_of_folder
 from polytier.runs.loop import Loop
-from polytier.runs.read import CHECKPOINTS, finished_rounds, read_state
+from polytier.runs.read import CHECKPOINTS, finished_rounds, read_config, read_state
 from polytier.runs.spec import RunSpec, check_spec, read_toml, to_toml
+from polytier.runs.trust import check_trusted, named_code
 from polytier.theory.check import warnings
 
 ENDS = {0: DONE, BAD_INPUT: NOT_APPLICABLE, EXIT_INTERRUPTED: INTERRUPTED}
@@ -71,7 +72,10 @@ class Task:
 
 
 def check_same(tasks: Sequence[Task]) -> None:
-    """Raise an error if an existing folder belongs to a run with other settings."""
+    """Raise an error if an existing folder belongs to a run with other settings, or names code that this one does not.
+
+    The names in the specification of a task are the user's choice; the process of the run does not check them again.
+    """
     for task in tasks:
         before = check_spec(read_toml(task.asked)) if task.asked.exists() else task.spec
         names = [name for name in RunSpec.model_fields if getattr(before, name) != getattr(task.spec, name)]
@@ -80,6 +84,11 @@ def check_same(tasks: Sequence[Task]) -> None:
             raise ValueError(f"{task.folder} was made with {now}; use the same settings, or give another --out")
         if task.folder.exists() and not task.asked.exists():
             raise ValueError(f"{task.folder} was not made by this command; give another --out")
+        config = task.folder / "config.toml"
+        if task.state == WAITING and config.exists():  # it may be resumed
+            own = [name for _, name in named_code(task.spec.model_dump())]
+            advice = f"finish that run with `polytier resume {task.folder} --trust`, or else give another --out"
+            check_trusted(read_config(task.folder), config, advice, own)
 
 
 def run_tasks(tasks: Sequence[Task], out: Path, jobs: int, show: bool) -> None:

@@ -9,6 +9,7 @@ run then goes back to its last snapshot.
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
 import socket
@@ -253,18 +254,49 @@ def connect(address: str, workers: int | None) -> tuple[Any, bool]:
         if ray.is_initialized():
             return ray, False
         advice = "give HOST:PORT of its head node, or auto for a cluster on this machine; engine ray starts one"
-        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
             if not address:
-                ray.init("local", num_cpus=workers, include_dashboard=False, **quiet)
+                start_here(ray, workers)
             else:
                 check_address(address)
-                ray.init(address, **quiet)
+                ray.init(address, **job_settings())
         except (OSError, RuntimeError, ValueError) as error:
             if not address:
                 raise OSError(f"Ray does not start on this machine: {first_line(error)}") from None
             raise ValueError(f"no Ray cluster answers at {address!r} ({first_line(error)}); {advice}") from None
     return ray, True
+
+
+def job_settings() -> dict[str, Any]:
+    """Arguments of `ray.init`: no output; actors do not search the current folder before installed packages."""
+    from ray.job_config import JobConfig
+
+    job: Any = JobConfig()
+    job._runtime_env_has_working_dir = lambda: True  # Ray adds the current folder if a job has no folder of its own
+    return {"log_to_driver": False, "logging_level": logging.ERROR, "job_config": job}
+
+
+def start_here(ray: Any, workers: int | None) -> None:
+    """Start an instance of Ray for this run. Its processes listen on the loopback interface only.
+
+    Ray listens on all interfaces unless its node has the address 127.0.0.1, and it replaces that address by one on the
+    network where clusters are possible. Its own switch for that is read when Ray is imported, and set here meanwhile.
+
+    Raises:
+        OSError: If Ray took another address; it is shut down.
+    """
+    switches = ray._private.ray_constants
+    before, switches.ENABLE_RAY_CLUSTER = switches.ENABLE_RAY_CLUSTER, False
+    try:
+        ray.init("local", num_cpus=workers, include_dashboard=False, **job_settings())
+    finally:
+        switches.ENABLE_RAY_CLUSTER = before
+    address = ray.util.get_node_ip_address()
+    if not ipaddress.ip_address(address).is_loopback:
+        ray.shutdown()
+        raise OSError(
+            f"Ray {ray.__version__} would listen on {address} and not on this machine alone; use another version"
+        )
 
 
 def disconnect(ray: Any) -> None:
