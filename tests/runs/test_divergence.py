@@ -102,8 +102,9 @@ def test_float64_goes_further(digits):
 
 
 def test_every_engine_stops_in_the_same_round_with_the_same_words(digits):
-    said, more = set(), dict[str, Any]()
-    for more in ({"workers": 1}, {"workers": 2}, {"engine": "loopback"}):
+    said, settings = set(), [{"workers": 1}, {"workers": 2}, {"engine": "loopback"}]
+    more: Any
+    for more in settings:
         for method in (LocalTraining(WILD, 2), FedAvg(WILD, 2)):
             with pytest.raises(Diverged) as caught:
                 train(method, digits, "mclr", rounds=3, **more)
