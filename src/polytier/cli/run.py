@@ -45,7 +45,7 @@ def run(
     from polytier.runs.folder import check_free, next_free
     from polytier.runs.launch import folder_stem
     from polytier.runs.loop import Loop
-    from polytier.theory.check import warnings
+    from polytier.theory.stability import warnings
 
     if spec.out is not None:
         check_free(Path(spec.out))

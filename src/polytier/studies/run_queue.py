@@ -34,7 +34,7 @@ from polytier.runs.launch import resumed_loop, run_in_folder, spec_of_folder
 from polytier.runs.loop import Loop
 from polytier.runs.read import read_state, read_summary
 from polytier.runs.spec import RunSpec, check_spec, read_toml, to_toml
-from polytier.theory.check import warnings
+from polytier.theory.stability import warnings
 
 ENDS = {0: DONE, BAD_INPUT: NOT_APPLICABLE, EXIT_INTERRUPTED: INTERRUPTED}
 NOTE, REASON = "note", "reason"  # kinds of messages from the process of a run
