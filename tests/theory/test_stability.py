@@ -165,6 +165,15 @@ def test_a_first_round_that_overflows_may_diverge():
     assert line.startswith("may diverge: at the initial model, a round multiplies errors by up to -inf; try device_lr=")
 
 
+def test_inputs_of_zero_are_no_reason_to_stop():
+    rng = np.random.default_rng(0)
+    data = Federation.from_arrays(
+        np.zeros((12, 3), np.float32), rng.normal(size=12).astype(np.float32), np.arange(12) % 3
+    )
+    with make_loop(PerMFL(), data, torch.nn.Linear(3, 1, bias=False)) as loop:
+        assert warnings(loop) == []
+
+
 def test_large_rounds_are_not_linearised(monkeypatch):
     monkeypatch.setattr(stability, "QUICK_WORK", 1)
     monkeypatch.setattr(stability, "least_eigenvalue", None)

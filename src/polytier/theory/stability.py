@@ -36,6 +36,7 @@ QUICK_WORK, MOST_WORK = 1 << 31, 1 << 36  # multiplications in a round that is l
 # has fallen to that of the l2 term: runs with eigenvalues of -2 converge at once
 MARGIN, BOUNDED_MARGIN = 1.1, 3.0
 SLACK = 1.5  # the curvature is estimated on a few devices, and that of others may be larger by this factor
+MOST_MOVE = 1e6  # a larger factor, or infinity, is not used for advice
 SAFE = 0.8  # advised steps are by this factor below the largest stable one
 
 
@@ -82,13 +83,12 @@ def judge_linearised(context: Context, method: PerMFL, smoothness: float, most_w
     """The verdict from the eigenvalues of the round linearised at the initial model."""
     if work(context, method) > most_work:
         return UNKNOWN, "a round takes too long to be linearised"
-    least = least_eigenvalue(context)
-    if least >= -margin(context, method):
-        return (
-            NO_SIGN,
-            f"the round linearised at the initial model has no eigenvalue below -{margin(context, method):g}",
-        )
-    changes = smaller_steps(context, method, smoothness) or {"server_lr": SAFE * 2 * method.server_lr / (1 - least)}
+    least, counts = least_eigenvalue(context), -margin(context, method)
+    if least >= counts:
+        return NO_SIGN, f"the round linearised at the initial model has no eigenvalue below {counts:g}"
+    changes = smaller_steps(context, method, smoothness)
+    if not changes:  # then it is the server's step, to which the move of x is proportional
+        changes["server_lr"] = SAFE * 2 * method.server_lr / min(1 - least, MOST_MOVE)
     return MAY, f"at the initial model, a round multiplies errors by up to {least:.3g}; try {shown(changes)}"
 
 
@@ -137,6 +137,7 @@ def work(context: Context, method: PerMFL) -> float:
 
 def multipliers(context: Context, method: PerMFL, mu: float, smoothness: float) -> np.ndarray:
     """m(a) for curvatures from mu to smoothness, with the largest steps of any node."""
+    smoothness = max(smoothness, 1e-9)  # 0 for a model whose outputs do not depend on its parameters
     least = max(mu, 1e-6 * smoothness)
     a = np.unique(np.concatenate([np.geomspace(least, smoothness, 400), np.linspace(least, smoothness, 400)]))
     return multiplier(a, *largest_settings(context, method))
