@@ -376,7 +376,7 @@ def test_memory_that_runs_out_on_the_way(monkeypatch, tmp_path):
     call("resume", tmp_path / "run", "--tile", 4, "--workers", 1, "--quiet")
 
 
-GROWING = ("--l2", 1, "--set", "device_lr=11", "--set", "device_steps=8")  # by (1 - 11)^8 a round
+GROWING = ("--l2", 1, "--set", "device_lr=11", "--set", "device_steps=2")  # by (1 - 11)^2 a round
 
 
 def test_a_diverging_run_stops_with_advice(tmp_path):

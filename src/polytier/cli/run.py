@@ -46,7 +46,7 @@ def run(
     spec = trusted_spec(what, given, fields, trust)
     from polytier.runs.folder import check_free
     from polytier.runs.loop import Loop
-    from polytier.theory.check import warnings
+    from polytier.theory.stability import warnings
 
     if spec.out is not None:
         check_free(Path(spec.out))

@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 
 class Diverged(Fault):
-    """Training has diverged: some rows hold NaN or infinity.
+    """Training has diverged: some rows hold NaN or infinity, or values so large that training cannot recover.
 
     Args:
         round_: the round, counted from 1.
         tier: the name of the tier, e.g. ``"device"``.
-        nodes: the names of the nodes whose rows are not finite.
+        nodes: the names of the nodes with these rows.
+        why: what has happened and what to do, if the rows are finite.
 
     Attributes:
         round: the round, counted from 1.
@@ -39,11 +40,13 @@ class Diverged(Fault):
         ['north', 'south']
     """
 
-    def __init__(self, round_: int, tier: str, nodes: Sequence[str]) -> None:
-        super().__init__(round_, tier, nodes)
-        self.round, self.tier, self.nodes = round_, tier, list(nodes)
+    def __init__(self, round_: int, tier: str, nodes: Sequence[str], why: str = "") -> None:
+        super().__init__(round_, tier, nodes, why)
+        self.round, self.tier, self.nodes, self.why = round_, tier, list(nodes), why
 
     def __str__(self) -> str:
+        if self.why:
+            return f"diverged in round {self.round}: {self.why}"
         some = ", ".join(self.nodes[:5]) + (f" and {len(self.nodes) - 5} more" if len(self.nodes) > 5 else "")
         kind = self.tier.rstrip("0123456789")
         # a too large step of a team or of the server is often first noticed at the devices

@@ -124,10 +124,15 @@ def personal(algorithm: Algorithm, rows: dict[str, Tensor], local: LocalProblem)
     return {} if own is None else {"": own}
 
 
+def models_of(algorithm: Algorithm, rows: dict[str, Tensor], local: LocalProblem) -> dict[str, Tensor]:
+    """[n, d] by kind: the models that devices are evaluated with; `rows` are those of `shared_rows`."""
+    shared = {k: v for k, v in rows.items() if not k.startswith(PUBLISHED)}
+    return {**{f"personal{k}": v for k, v in personal(algorithm, rows, local).items()}, **shared}
+
+
 def measure(algorithm: Algorithm, rows: dict[str, Tensor], local: LocalProblem) -> Rows:
     """Program of devices: [n, columns] the values named by `columns`, for every model and split."""
-    models = {k: v for k, v in rows.items() if not k.startswith(PUBLISHED)}
-    models = {**{f"personal{k}": v for k, v in personal(algorithm, rows, local).items()}, **models}
+    models = models_of(algorithm, rows, local)
     measured = {}
     for split in present_splits(local._context):
         for name, answer in measure_split(algorithm, models, split, local).items():

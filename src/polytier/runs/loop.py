@@ -25,6 +25,7 @@ from polytier.method.mapped_memory import MappedMemory
 from polytier.method.node import check_finite
 from polytier.runs import snapshot
 from polytier.runs.assemble import Assembly, assemble, server_of
+from polytier.runs.divergence import Watch
 from polytier.runs.evaluate import Evaluation, evaluate
 from polytier.runs.model_specs import OneOrEach, spec_of_python
 from polytier.runs.run import Run
@@ -120,7 +121,8 @@ def train(
 
     Raises:
         ValueError: A setting is not allowed. The message lists what is allowed.
-        Diverged: A parameter of a model became infinite or NaN.
+        Diverged: A parameter of a model became infinite or NaN, or a loss and the parameters grew so large that
+            training cannot recover.
 
     Examples:
         >>> import polytier
@@ -199,6 +201,7 @@ class Loop:
         self.history: list[dict[str, Any]] = []
         self.evaluations: dict[str, Evaluation] = {}
         self.collaboration: dict[int, Collaboration] = {}
+        self._watch = Watch()
         self._saved: Any = (
             None  # a snapshot in case worker processes end; the next line: when it was taken and the seconds it took
         )
@@ -231,7 +234,8 @@ class Loop:
             The result after the last completed round.
 
         Raises:
-            Diverged: A parameter of a model became infinite or NaN.
+            Diverged: A parameter of a model became infinite or NaN, or a loss and the parameters grew so large that
+                training cannot recover.
             NodesLost: Worker processes ended several times in the same round.
         """
         callbacks, self.rounds = list(callbacks), rounds
@@ -289,6 +293,7 @@ class Loop:
             self.evaluate()
             figures = {name: evaluation.figures() for name, evaluation in self.evaluations.items()}
             record |= {**means(list(figures.values())), "models": figures} if self.context.scopes else figures[""]
+            self._watch.look(self, record)
         ledgers = [part.ledger for part in self.context.parts]
         present: dict[str, list[np.ndarray]] = {}  # a team may be in the trees of several models
         for ledger in ledgers:
@@ -363,6 +368,7 @@ class Loop:
         """Set the run back to a snapshot."""
         snapshot.put_back(self, tensors, facts)
         self.seconds, self.history = facts["seconds"], facts["history"]
+        self._watch = Watch(self.history)
         if self.history:
             self.evaluate()
 

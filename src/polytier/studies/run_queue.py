@@ -37,7 +37,7 @@ from polytier.runs.loop import Loop
 from polytier.runs.read import CHECKPOINTS, finished_rounds, read_config, read_state
 from polytier.runs.spec import RunSpec, check_spec, read_toml, to_toml
 from polytier.runs.trust import check_trusted, named_code
-from polytier.theory.check import warnings
+from polytier.theory.stability import warnings
 
 ENDS = {0: DONE, BAD_INPUT: NOT_APPLICABLE, EXIT_INTERRUPTED: INTERRUPTED}
 NOTE, REASON = "note", "reason"  # kinds of messages from the process of a run

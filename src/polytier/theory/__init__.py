@@ -5,6 +5,8 @@ permfl.py   | Theorems 1 and 2, and stationary points of quadratics; rounds.py: 
 sfedhp.py, mfa.py, cobo.py | the theorems of these papers
 
 These modules depend neither on data nor on engines or torch: `check.py` provides the numbers.
+
+stability.py | whether a run will or may diverge; linearised.py: a round linearised at the initial model
 """
 
 from polytier.theory.permfl import (

@@ -1,6 +1,6 @@
 """Checks the settings of a method on its data against the theorems of its paper.
 
-`polytier check` prints the full report; `polytier run` prints a line per model that may diverge.
+`polytier check` prints the report. The verdict on divergence is that of stability.py.
 """
 
 from __future__ import annotations
@@ -11,24 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
 from polytier._text import SCHEDULE, schedule
 from polytier.algorithms import CoBo, FedAvg, MFARand, PerMFL, PFedMT, SFedHP
 from polytier.data.batches import GROW
-from polytier.method.call import Clock
-from polytier.method.children import Children
 from polytier.method.context import Context
-from polytier.method.local_problem import LocalProblem
-from polytier.method.parameters import Step
 from polytier.runs.loop import Loop
 from polytier.theory import cobo, mfa, permfl, sfedhp
-from polytier.theory.curvature import Curvature, curvature, is_quadratic, quadratic_matrices, quick_curvature
-from polytier.theory.rounds import Level, multiplier, round_map
+from polytier.theory.curvature import Curvature, curvature, is_quadratic
 from polytier.theory.rules import Condition, Known, Prediction, condition, shown
-
-WILL, MAY, STABLE, UNKNOWN = "will diverge", "may diverge", "stable", "not judged"
-LARGE = 1 << 24  # largest total number of elements of all A for which a round on quadratics is computed as a matrix
+from polytier.theory.stability import judge, most, quadratic_problem, settings
 
 
 @dataclass(frozen=True)
@@ -79,7 +71,7 @@ def check_context(context: Context, loop: Loop, rounds: int, given: Mapping[str,
             raise ValueError(f"--given {letter}: {context_name(context)} has no such letter; available: {told}")
     found = None if {mu, L} <= set(given) else curvature(context)
     known = {**subject.letters, **({} if found is None else {mu: found.mu, L: found.smoothness}), **given}
-    verdict, why = judge(context, known[mu], known[L], found is None or found.kind == "exact")
+    verdict, why = judge(context, known[mu], known[L])
     plain = {shown(letter): float(value) for letter, value in known.items() if np.ndim(value) == 0}
     return Report(
         context_name(context),
@@ -97,19 +89,6 @@ def check_context(context: Context, loop: Loop, rounds: int, given: Mapping[str,
 def context_name(context: Context) -> str:
     """The name of the method of a context, for messages."""
     return type(context.algorithm).__name__
-
-
-def warnings(loop: Loop) -> list[str]:
-    """One line for each model that will or may diverge, by quick estimates; only for PerMFL and pFedMT."""
-    lines = []
-    for context in loop.context.parts:
-        if isinstance(context.algorithm, PerMFL):
-            found = quick_curvature(context)
-            mu, smoothness = (0.0, 0.0) if found is None else (found.mu, found.smoothness)
-            verdict, why = judge(context, mu, smoothness, exact=found is not None)
-            name = f"{context.name}: " if context.name else ""
-            lines += [f"{name}{verdict}: {why}; see `polytier check`"] if verdict in (WILL, MAY) else []
-    return lines
 
 
 # -- the theorems of each method ----------------------------------------------------------------------
@@ -252,110 +231,6 @@ def left_out(context: Context, round_: int) -> float:
     if isinstance(rule, str):
         return min(1.0, schedule(rule.removeprefix(GROW))(round_ - round_ % context.hold))
     return max(0.0, 1 - rule / int(context.batches.federation.samples.max()))
-
-
-# -- divergence ---------------------------------------------------------------------------------------
-
-
-def judge(context: Context, mu: float, smoothness: float, exact: bool) -> tuple[str, str]:
-    """A verdict and its reason, for PerMFL and pFedMT. A smoothness of 0 means that it is unknown."""
-    method = context.algorithm
-    if not isinstance(method, PerMFL):
-        return UNKNOWN, "divergence is predicted only for PerMFL and pFedMT"
-    tree = settings(context, method)
-    if is_quadratic(context) and context.batches.federation.x.numel() <= LARGE:
-        radius = spectral_radius(context, method)
-        told = f"a round multiplies the error of x by up to {radius:.4g} in length"
-        return (WILL if radius > 1 + 1e-9 else STABLE), told
-    over = overshoots(tree, smoothness if exact else 0.0)
-    if smoothness <= 0:
-        return (MAY, over) if over else (UNKNOWN, "the curvature is not known")
-    least = max(mu, 1e-6 * smoothness)
-    a = np.unique(np.concatenate([np.geomspace(least, smoothness, 400), np.linspace(least, smoothness, 400)]))
-    m = multiplier(a, float(np.max(tree[0])), *tree[1:3], [largest_step(level) for level in tree[3]], tree[4])
-    grows = ~(np.abs(m) <= 1 + 1e-9)
-    top = np.nanmax(np.abs(m)) if np.isfinite(m).any() else np.inf
-    there = f"{'at most' if exact else 'at the first model'} {smoothness:.3g} here"
-    if grows.any():
-        where = f"where curvature is above {a[grows.argmax()]:.3g} ({there})"
-        return WILL, f"a round multiplies errors by up to {top:.3g} {where}"
-    if over:
-        return MAY, f"{over} (though |m| <= {top:.4g} along every curvature, {there})"
-    return STABLE, f"|m| <= {top:.4g} along every curvature ({there})"
-
-
-def overshoots(tree: tuple, smoothness: float) -> str:
-    """The sufficient bounds on step sizes that do not hold, as text."""
-    alpha, lam, _, levels, beta = tree
-    pulls = [lam, *(level.pull for level in levels)]
-    name = "server_lr * team_pull" if levels else "server_lr * device_pull"
-    products = [(name, beta * pulls[-1])]
-    for level, below in zip(levels, pulls, strict=False):
-        products.append(("team_lr * (pull below + team_pull)", float(np.max(level.step)) * (below + level.pull)))
-    curvature_ = f"{smoothness:.3g} + " if smoothness else ""
-    products.append((f"device_lr * ({curvature_}device_pull)", float(np.max(alpha)) * (smoothness + lam)))
-    return ", ".join(f"{name} = {value:.3g} >= 2" for name, value in products if value >= 2)
-
-
-def largest_step(level: Level) -> Level:
-    """The tier of teams with its largest step size for all teams."""
-    return level._replace(step=float(np.max(level.step)))
-
-
-def settings(context: Context, method: PerMFL) -> tuple[Any, float, int, list[Level], float]:
-    """The arguments of `round_map`: the steps, pulls and rounds of this tree in its first round."""
-    leaf = context.topology.leaf
-    levels = [
-        Level(
-            numbers(context, tier, method.team_lr),
-            most(context, tier, method.team_pull),
-            int(most(context, tier, method.team_rounds)),
-        )
-        for tier in range(leaf - 1, 0, -1)
-    ]
-    return numbers(context, leaf, method.device_lr), method.device_pull, method.device_steps, levels, method.server_lr
-
-
-def spectral_radius(context: Context, method: PerMFL) -> float:
-    """The largest factor by which a round on quadratics multiplies the length of an error of x."""
-    found = round_matrix(context, method)
-    return float(np.abs(np.linalg.eigvalsh(found)).max()) if np.isfinite(found).all() else float("inf")
-
-
-def round_matrix(context: Context, method: PerMFL) -> np.ndarray:
-    """[d, d] the matrix that multiplies an error of x in a round on quadratics with all devices taking part."""
-    topology = context.topology
-
-    def mean(tier: int) -> Callable[[np.ndarray], np.ndarray]:
-        parent, above = topology.parents[tier].numpy(), topology.size(tier - 1)
-        weight = context.samples[tier].double().numpy() if method.weights == "samples" else np.ones(len(parent))
-        share = np.zeros((above, len(parent)))
-        share[parent, np.arange(len(parent))] = weight
-        share /= share.sum(1, keepdims=True)
-        return lambda values: np.tensordot(share, values, 1)
-
-    A = quadratic_matrices(context)[topology.order].numpy()
-    return round_map(A, *settings(context, method), means=[mean(tier) for tier in range(topology.leaf, 0, -1)])[0]
-
-
-def quadratic_problem(context: Context) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A [n, d, d], b [n, d] and team [n] of a federation of quadratics, in the order of the tree."""
-    federation, topology = context.batches.federation, context.topology
-    b = torch.stack([federation.device(k)[1].double().mean(0) for k in range(len(federation))])
-    A = quadratic_matrices(context)
-    return A[topology.order].numpy(), b[topology.order].numpy(), topology.parents[topology.leaf].numpy()
-
-
-def numbers(context: Context, tier: int, value: Step) -> Any:
-    """The values of a field at a tier in the first round: one number, or one per node [n]."""
-    kind = LocalProblem if tier == context.topology.leaf else Children
-    found = kind(context, tier, torch.arange(context.topology.size(tier)), Clock(0)).value(value)
-    return found.squeeze(1).double().cpu().numpy() if isinstance(found, torch.Tensor) else found
-
-
-def most(context: Context, tier: int, value: Step) -> float:
-    """The largest value of a field at a tier in the first round."""
-    return float(np.max(numbers(context, tier, value)))
 
 
 def read_given(texts: Sequence[str]) -> dict[str, float]:

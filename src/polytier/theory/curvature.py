@@ -19,8 +19,9 @@ from polytier.models.losses import cross_entropy
 from polytier.models.zoo import Quadratic
 from polytier.tree import random
 
-MOST_DEVICES, MOST_SAMPLES = 16, 1024  # largest numbers of devices and samples that are used for a Hessian
-CHEAP_DEVICES, CHEAP_NUMBERS = 4, 1 << 26  # limits for the quick estimate before a run: devices used, and inputs read
+MOST_DEVICES, MOST_SAMPLES = 16, 1024  # at most so many are used for a Hessian
+QUICK_DEVICES, QUICK_SAMPLES, QUICK_PARAMETERS = 4, 128, 1 << 18  # limits of the estimate before a run
+QUICK_STEPS = 30  # of its power iteration
 
 
 @dataclass(frozen=True)
@@ -60,20 +61,38 @@ def curvature(context: Context) -> Curvature:
     return make([e[0] for e in ends], [max(abs(e[0]), e[1]) for e in ends], "estimate", how)
 
 
-def quick_curvature(context: Context) -> Curvature | None:
-    """A quick estimate for the warning before a run; None if it is not possible."""
-    federation = context.batches.federation
-    if hasattr(federation.x, "file") or federation.x.numel() > CHEAP_NUMBERS:
+def quick_smoothness(context: Context) -> float | None:
+    """An estimate before a run: the largest curvature at the initial model on a few devices and samples.
+
+    None if the model has no second derivatives, or so many parameters that this takes long.
+    """
+    if context.objective.dimension > QUICK_PARAMETERS:
         return None
-    if is_quadratic(context):
-        return curvature(context)
-    if not is_softmax_regression(context):
+    some = spread(len(context.batches.federation), QUICK_DEVICES)
+    start = first_vector(context.objective.dimension, context.seed, context.objective.initial)
+    start = start.to(context.objective.device)
+    try:
+        return max(abs(largest(hessian_product(context, k, QUICK_SAMPLES), start, 0.02, QUICK_STEPS)) for k in some)
+    except (RuntimeError, NotImplementedError):
         return None
-    read = [inputs(context, k, torch.float32) for k in range(len(federation))]
-    sizes = torch.stack([x.square().sum(1).mean() for x in read])  # the trace of X'X/n bounds its eigenvalues
-    most = sizes.argsort(descending=True)[:CHEAP_DEVICES].tolist()
-    found = [softmax_smoothness(read[k], context.seed, 1e-3) + context.objective.l2 for k in most]
-    return make([context.objective.l2], found, "exact", f"{len(most)} devices with the longest inputs")
+
+
+def steepest(context: Context) -> Tensor:
+    """[d] about the direction of the largest curvature of the mean of a few devices' objectives at the initial model.
+
+    A random direction if the model has no second derivatives.
+    """
+    v = first_vector(context.objective.dimension, context.seed, context.objective.initial)
+    v = v.to(context.objective.device)
+    try:
+        some = spread(len(context.batches.federation), QUICK_DEVICES)
+        products = [hessian_product(context, k, QUICK_SAMPLES) for k in some]
+        for _ in range(QUICK_STEPS):
+            image = torch.stack([product(v) for product in products]).mean(0)
+            v = image / image.norm() if float(image.norm()) else v
+    except (RuntimeError, NotImplementedError):
+        pass
+    return v
 
 
 def make(mu: list[float], smoothness: list[float], kind: str, how: str) -> Curvature:
@@ -139,10 +158,10 @@ def softmax_smoothness(x: Tensor, seed: int, tolerance: float = 1e-9) -> float:
 # -- power iteration ----------------------------------------------------------------------------------
 
 
-def hessian_product(context: Context, device: int) -> Callable[[Tensor], Tensor]:
+def hessian_product(context: Context, device: int, most: int = MOST_SAMPLES) -> Callable[[Tensor], Tensor]:
     """The map v -> H v of a device's objective at the initial model, on its first samples, without dropout."""
     objective, federation = context.objective, context.batches.federation
-    batch = context.batches.whole(torch.tensor([device]), chunk=min(MOST_SAMPLES, int(federation.samples[device])))
+    batch = context.batches.whole(torch.tensor([device]), chunk=min(most, int(federation.samples[device])))
     group = batch.groups[0]
     row = objective.initial.to(objective.device).clone().requires_grad_()
     value = objective.row_loss(row, group.x[0], group.y[0], group.weight[0])

@@ -11,9 +11,10 @@ from polytier.method.call import Diverged
 from polytier.method.context import Context
 from polytier.runs.loop import Callback, Loop
 from polytier.runs.read import KINDS
-from polytier.theory.check import Report, quadratic_problem, settings
+from polytier.theory.check import Report
 from polytier.theory.curvature import is_quadratic
 from polytier.theory.permfl import rate, stationary_point
+from polytier.theory.stability import quadratic_problem, settings
 
 
 class Trail(Callback):
