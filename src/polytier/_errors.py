@@ -34,7 +34,7 @@ def outcome(error: BaseException) -> tuple[int | None, str]:
         return INTERRUPTED, "interrupted"
     if isinstance(error, Fault):
         return FAULT, str(error)
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate memory" in str(error)):
+    if is_out_of_memory(error):
         return FAULT, "memory is insufficient: use fewer --workers, a smaller --tile or a smaller model"
     if isinstance(error, ValueError):
         return BAD_INPUT, str(error)
@@ -44,6 +44,14 @@ def outcome(error: BaseException) -> tuple[int | None, str]:
     if isinstance(error, EOFError):
         return FAULT, "a process of the run ended unexpectedly"
     return None, str(error)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether there was too little memory, for tensors or for loading a library."""
+    words = {RuntimeError: "allocate memory", ImportError: "failed to map segment"}
+    return isinstance(error, MemoryError) or any(
+        isinstance(error, k) and text in str(error) for k, text in words.items()
+    )
 
 
 def unknown(kind: str, name: str, known: Collection[str]) -> ValueError:

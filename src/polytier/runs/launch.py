@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from polytier._errors import BAD_INPUT, INTERRUPTED, Fault, Stopped, outcome
+from polytier._errors import BAD_INPUT, INTERRUPTED, Stopped, is_out_of_memory, outcome
 from polytier.files.lock import FolderLock
 from polytier.files.read import Damaged
 from polytier.method.call import Diverged
@@ -162,8 +162,7 @@ def advice(error: BaseException, loop: Loop, folder: Path, saved: int) -> str:
         return f"nothing was saved in {folder}: start the run again"
     if isinstance(error, Diverged):
         return after_divergence(folder, saved)
-    memory = isinstance(error, MemoryError | RuntimeError) and not isinstance(error, Fault)
-    fewer = " --tile 4 --workers 1" if memory else ""
+    fewer = " --tile 4 --workers 1" if is_out_of_memory(error) else ""
     return f"stopped in round {loop.round + 1}; continue with: polytier resume {folder}{fewer}"
 
 
