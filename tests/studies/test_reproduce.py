@@ -119,7 +119,7 @@ def tasks_of(runs: list[PlannedRun]) -> list[tasks.Task]:
     from polytier.studies import reproduce
 
     with patch.object(reproduce, "no_data", return_value=""):
-        return reproduce.make_tasks(runs, None, Path("nowhere"))
+        return reproduce.make_tasks(runs, None, Path("nowhere"), {})
 
 
 # -- the command ----------------------------------------------------------------------------------------

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polytier._errors import check_path
 from polytier._terminal import Interrupt, log, say, set_up_logging, wide_console
 from polytier._text import duration, size
-from polytier.cli.options import takes_settings
+from polytier.cli.options import a_path, takes_settings
 from polytier.report.tables import print_summary
 from polytier.runs.read import read_config, read_summary
-from polytier.runs.spec import of_scope, read_spec
+from polytier.runs.spec import check_spec, of_scope, read_spec
 
 if TYPE_CHECKING:
     from polytier.runs.loop import Loop
@@ -25,7 +26,7 @@ Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print log messag
 What = Annotated[
     str | None, typer.Argument(metavar="ALGORITHM | FILE.toml", help="A method (default permfl) or a file.")
 ]
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", parser=a_path, help="A run folder.")]
 MayChange = ("rounds", *(name for name in of_scope("compute") if name not in ("out", "batching", "on")))
 
 
@@ -48,6 +49,7 @@ def run(
     from polytier.theory.check import warnings
 
     if spec.out is not None:
+        check_path(spec.out, "out")
         check_free(Path(spec.out))
     with Loop.of(spec) as loop:
         for text in warnings(loop):
@@ -67,6 +69,7 @@ def resume(
 ) -> None:
     """Continue an interrupted run, or extend a finished one; results are those of a run without interruption."""
     set_up_logging(quiet, verbose)
+    check_spec(given)
     wanted = given.get("rounds") or read_config(folder).get("rounds", 0)
     done = (read_summary(folder) or {}).get("rounds", 0)
     if done >= wanted:
