@@ -644,4 +644,5 @@ def random_texts() -> Iterator[Bad]:
 def bad_inputs() -> list[Bad]:
     """All bad inputs, each once."""
     makers = (flags, toml_values, tomls, method_fields, set_texts, own_data, packed_data, folders, studies, shapes)
-    return list(dict.fromkeys(bad for make in (*makers, random_texts) for bad in make()))
+    found = {bad.name: bad for make in (random_texts, *makers) for bad in make()}
+    return list(found.values())

@@ -145,6 +145,9 @@ def watch(
     """Serve the report page while runs are in progress; it updates itself. Ctrl-C stops the server."""
     from polytier.report.server import serve
 
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; give a run folder, or a folder that contains some")
+
     def ready(address: str) -> None:
         say(f"{folder} is shown at {address}; Ctrl-C stops the server")
         if browser:

@@ -118,7 +118,7 @@ def check_parts(found: Federation) -> None:
         raise ValueError("two devices have the same name")
     if x.dtype == torch.bool or x.is_complex() or y.dtype not in (torch.int64, torch.float32, torch.float64):
         raise ValueError(f"x is {dtype_name(x.dtype)} and y {dtype_name(y.dtype)}")
-    labelled = classes is None or (type(classes) is int and classes > 0 and whole and int(y.max()) < classes)
+    labelled = classes is None or (type(classes) is int and whole and int(y.max()) < classes <= MOST_CLASSES)
     if not labelled:
         raise ValueError(f"it has {classes!r} classes, which its labels do not fit")
     for values in (found.scale, found.shift):

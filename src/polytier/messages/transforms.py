@@ -176,8 +176,8 @@ def number(text: str, name: str, value: str) -> float:
     except ValueError:
         raise ValueError(f"upload {text!r}: {name} needs a number; for example {EXAMPLE}") from None
     if not 0 <= found <= LARGEST or (found == 0 and name == "clip"):
-        least = "above 0" if name == "clip" else "of at least 0"
-        raise ValueError(f"upload {text!r}: {name} needs a number {least} and up to {LARGEST:.0e}; got {value}")
+        least = f"up to {LARGEST:.0e}" if found > 0 else "above 0" if name == "clip" else "of at least 0"
+        raise ValueError(f"upload {text!r}: {name} needs a number {least}; got {value}")
     return found
 
 

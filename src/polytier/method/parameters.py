@@ -110,7 +110,7 @@ def check_value(name: str, value: Any, default: Any, meta: Mapping[str, Any]) ->
     if isinstance(value, list | tuple | np.ndarray):
         if meta["per"] != "node" or not len(value) or any(np.ndim(each) for each in value):
             per = {"tier": " per tier", "node": ", or one number for each node"}.get(meta["per"], "")
-            raise ValueError(f"{name} is one value{per}; got {short(list(value))}")
+            raise ValueError(f"{name} is one value{per}; got {len(value)} values: {short(list(value))}")
         return tuple(check_value(name, v, default, meta) for v in value)
     if meta["choices"]:
         if value not in meta["choices"]:

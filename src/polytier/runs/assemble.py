@@ -219,11 +219,13 @@ def check_device(on: str) -> None:
 
 def check_fields(context: Context) -> None:
     """Raise an error if a field of the method does not fit the tree or the numbers of the run."""
-    sizes = {context.topology.size(tier) for tier in range(1, context.topology.num_tiers)}
+    tree = context.topology
+    sizes, devices = {tree.size(tier) for tier in range(1, tree.num_tiers)}, {tree.size(tree.leaf)}
     largest, method = torch.finfo(context.objective.dtype).max, context.algorithm
     for each in dataclasses.fields(method) if isinstance(method, Algorithm) else ():
         if each.metadata:
-            check_fit(each.name, getattr(method, each.name), sizes, largest)
+            own = devices if each.name.startswith("device") else sizes
+            check_fit(each.name, getattr(method, each.name), own, largest)
 
 
 def absolute_file(rule: float | str) -> float | str:

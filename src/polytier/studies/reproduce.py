@@ -61,7 +61,10 @@ def reproduce_paper(
     if out.exists() and not (out.is_dir() and ((out / FILE).exists() or not any(out.iterdir()))):
         raise ValueError(f"{out} exists and is not a reproduction (it has no {FILE}); give another --out")
     check_same(tasks)
-    (out / "runs").mkdir(parents=True, exist_ok=True)
+    try:
+        (out / "runs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"the folder {out} cannot be created: {error.strerror}; give another --out") from None
     if not (out / FILE).exists():
         (out / FILE).write_text("{}\n", encoding="utf-8")  # this file marks the folder as a reproduction
     try:
