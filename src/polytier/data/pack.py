@@ -99,9 +99,12 @@ def read_column(folder: Path, name: str) -> np.ndarray:
     if name not in COLUMNS:
         raise ValueError(f"it names {name!r}, which is none of {', '.join(COLUMNS)}")
     path = folder / f"{name}.npy"
-    check_file(path)
+    try:
+        check_file(path)
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from None
     values = np.load(path, allow_pickle=False)
-    if values.dtype.kind not in ("iu" if name == "bounds" else "iuU") or values.ndim != 1 + (name == "bounds"):
+    if values.dtype.kind not in ("iu" if name == "bounds" else "iuU") or (name != "bounds" and values.ndim != 1):
         raise ValueError(f"{path.name} is {values.dtype} {values.shape}")
     return values.astype(np.int64) if name == "bounds" else values
 
