@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --con
 BROWSER := command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
 	&& DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || true
 
-.PHONY: run test docs format clean
+.PHONY: run test fuzz docs format clean
 
 run: $(VENV)/.run
 	$(BIN)/polytier run --rounds 50
@@ -30,6 +30,10 @@ $(VENV)/.test: pyproject.toml constraints.txt
 	$(PIP) --editable ".[test]"
 	$(BROWSER)
 	touch $@
+
+# All bad inputs, of which `make test` runs a sample: minutes
+fuzz: $(VENV)/.test
+	PYTHONPATH=tests $(BIN)/python -m faults.fuzz
 
 # Pages of docs/ that are made from the code
 docs: $(VENV)/.test

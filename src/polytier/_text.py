@@ -52,21 +52,39 @@ def truth(text: str) -> bool:
     return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
 
 
-def finite(text: str) -> float:
-    """A finite float."""
-    value = float(text)
-    if not math.isfinite(value):
+WHOLE = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
+REAL = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
+
+
+def whole(text: str) -> int:
+    """A whole number. Unlike `int`, underscores and digits of other scripts are refused.
+
+    Example:
+        >>> whole("12")
+        12
+        >>> whole("1_000")
+        Traceback (most recent call last):
+        ValueError: 1_000
+    """
+    if not WHOLE.fullmatch(text):
         raise ValueError(text)
-    return value
+    return int(text)
+
+
+def finite(text: str) -> float:
+    """A finite number, written with plain digits."""
+    if not REAL.fullmatch(text) or not math.isfinite(float(text)):
+        raise ValueError(text)
+    return float(text)
 
 
 def integers(text: str) -> tuple[int, ...]:
     """Whole numbers separated by "x" or "+"."""
-    return tuple(int(part) for part in re.split("[x+]", text))
+    return tuple(whole(part) for part in re.split("[x+]", text))
 
 
 CONVERT: dict[str, tuple[Callable[[str], Any], str]] = {
-    "int": (int, "a whole number"),
+    "int": (whole, "a whole number"),
     "float": (finite, "a number"),
     "bool": (truth, "true or false"),
     "str": (str, "a word"),
@@ -118,14 +136,14 @@ def bind(text: str, table: Mapping[str, Callable], kind: str) -> tuple[str, Call
 NUMBER = r"\s*(\d+\.?\d*(?:e[+-]?\d+)?)\s*"
 
 
-SCHEDULE = re.compile(rf"{NUMBER}/\s*\({NUMBER}\+\s*t\s*(?://\s*(\d+)\s*)?\)\s*", re.IGNORECASE)
+SCHEDULE = re.compile(rf"{NUMBER}/\s*\({NUMBER}\+\s*t\s*(?://\s*(\d+)\s*)?\)\s*", re.IGNORECASE | re.ASCII)
 
 
 @lru_cache
 def schedule(text: str) -> Callable[[int], float]:
     """`A/(B+t)` or `A/(B+t//M)` as a function of the round, counted from 0."""
     found = SCHEDULE.fullmatch(text)
-    if found is None or not float(found[2]) or found[3] == "0":
+    scale, shift, every = (0.0, 0.0, 0) if found is None else (float(found[1]), float(found[2]), int(found[3] or 1))
+    if not (scale > 0 and shift > 0 and every > 0 and math.isfinite(scale / shift)):
         raise ValueError(f"the schedule {text!r} is not understood; write A/(B+t) or A/(B+t//M) with numbers above 0")
-    scale, shift, every = float(found[1]), float(found[2]), int(found[3] or 1)
     return lambda t: scale / (shift + t // every)

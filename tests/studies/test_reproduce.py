@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from commands import call
-from polytier import papers
+from polytier import Source, papers
 from polytier.papers import verdicts as reproduction
 from polytier.papers.plan import Chart, Claim, Curve, Item, Matrix, PlannedRun, Row
 from polytier.papers.readings import accuracy, by_round, last
@@ -119,7 +120,7 @@ def tasks_of(runs: list[PlannedRun]) -> list[tasks.Task]:
     from polytier.studies import reproduce
 
     with patch.object(reproduce, "no_data", return_value=""):
-        return reproduce.make_tasks(runs, None, Path("nowhere"))
+        return reproduce.make_tasks(runs, None, Path("nowhere"), {})
 
 
 # -- the command ----------------------------------------------------------------------------------------
@@ -187,6 +188,20 @@ def test_one_item_alone_and_what_it_shows(small_paper):
         item, reproduction.judge(item, {}), {"cobo-digits": {0: Path("mine/runs/cobo-digits-0")}}, {}
     )
     assert [type(block) for block in shown.blocks[1:]] == [Matrices]
+
+
+def test_a_dry_run_makes_no_data(monkeypatch, tmp_path):
+    """Methods that use true groups are counted too, and time is measured on samples of the same form."""
+    from polytier.studies import reproduce
+
+    few = Source(np.zeros((20, 3, 32, 32), np.uint8), np.arange(20), 20)  # too few for the 80 devices of the plan
+    monkeypatch.chdir(tmp_path)
+    real = reproduce.load_source
+    monkeypatch.setattr(reproduce, "load_source", lambda name, *rest: few if "cifar" in name else real(name, *rest))
+    shown = call("reproduce", "cobo", "--dry-run")
+    assert "22 runs" in shown.stdout
+    assert "no data" not in shown.stdout
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_dry_run_prints_every_run_and_writes_nothing(small_paper):

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from polytier._errors import unknown
 from polytier._terminal import say
-from polytier.cli.options import takes_settings
+from polytier.cli.options import a_path, takes_settings
 from polytier.runs.spec import of_scope, read_spec
 
 PACKED = (*of_scope("data"), "teams", "team_formation", "seed")
@@ -19,7 +19,10 @@ PACKED = (*of_scope("data"), "teams", "team_formation", "seed")
 def get(
     name: Annotated[str, typer.Argument(help="A data set; see `polytier list data`.")],
     data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="The folder to write it to.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--data-dir", parser=a_path, metavar="<path>", help="The folder to write it to.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Download a public data set, check its digest and store it where `polytier run` finds it."""
@@ -41,12 +44,16 @@ def get(
 @takes_settings(PACKED)
 def pack(
     *,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder; `run --data FOLDER` uses it.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", parser=a_path, help="A new folder; `run --data FOLDER` uses it.")
+    ],
     given: dict[str, Any],
 ) -> None:
     """Write the devices' data to a folder that runs memory-map instead of reading: for large populations."""
+    from polytier.data.pack import check_new
     from polytier.runs.make_data import make_federation
 
+    check_new(folder)
     federation, _ = make_federation(read_spec(None, given))
     federation.save(folder)
     say(f"{len(federation):,} devices with {len(federation.x):,} samples are in {folder}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polytier._terminal import say
-from polytier.cli.options import Trust, check_code
+from polytier.cli.options import Trust, a_path, check_code
 from polytier.cli.run import Folder
 from polytier.runs.read import read_config
 
@@ -48,10 +48,18 @@ def predict(
     folder: Folder,
     data: Annotated[
         Path,
-        typer.Option("--data", metavar="FILE.npz", help="File with x: one row per sample, as in the training data."),
+        typer.Option(
+            "--data",
+            metavar="FILE.npz",
+            parser=a_path,
+            help="File with x: one row per sample, as in the training data.",
+        ),
     ],
     out: Annotated[
-        Path, typer.Option("--out", metavar="FILE.npz", help="Output file with y, the class, and scores, the outputs.")
+        Path,
+        typer.Option(
+            "--out", metavar="FILE.npz", parser=a_path, help="Output file with y, the class, and scores, the outputs."
+        ),
     ],
     device: Device = None,
     team: Team = None,
@@ -71,7 +79,9 @@ def export(
     folder: Folder,
     out: Annotated[
         Path,
-        typer.Option("-o", "--out", metavar="FILE", help="model.safetensors: parameters; model.pt2: a program."),
+        typer.Option(
+            "-o", "--out", metavar="FILE", parser=a_path, help="model.safetensors: parameters; model.pt2: a program."
+        ),
     ],
     device: Device = None,
     team: Team = None,

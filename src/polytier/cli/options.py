@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,13 +12,59 @@ from typing import Annotated, Any
 import typer
 from pydantic import BaseModel
 
-from polytier.runs.spec import SCOPES, RunSpec, Setting, is_file, read_spec, settings
+from polytier._errors import check_path
+from polytier._text import finite, whole
+from polytier.runs.spec import MOST, SCOPES, RunSpec, Setting, is_file, read_spec, settings
 from polytier.runs.trust import check_trusted, with_flag
 
 Trust = Annotated[
     bool, typer.Option("--trust", help="Import code of the current folder that a file names (own models and methods).")
 ]
 FIELDS = "set"  # the only setting that is given in several options: --set FIELD=VALUE
+
+
+def whole_number(least: int, most: int = MOST) -> Any:
+    """How an option reads a whole number from `least` to `most`."""
+
+    def read(text: Any) -> int:
+        try:
+            number = text if isinstance(text, int) else whole(text)
+        except ValueError:
+            raise typer.BadParameter(f"{text!r} is not a whole number; give one such as {max(least, 4)}") from None
+        if not least <= number <= most:
+            raise typer.BadParameter(f"{number} is not in the range {least} to {most}")
+        return number
+
+    return read
+
+
+def real_number(least: float = -math.inf, most: float = math.inf) -> Any:
+    """How an option reads a number from `least` to `most`."""
+
+    def read(text: Any) -> float:
+        try:
+            number = text if isinstance(text, float) else finite(text)
+        except ValueError:
+            raise typer.BadParameter(f"{text!r} is not a number; give one such as 0.9") from None
+        if not least <= number <= most:
+            raise typer.BadParameter(f"{number} is not in the range {least:g} to {most:g}")
+        return number
+
+    return read
+
+
+def a_path(text: Any) -> Path:
+    """How an option reads the path of a file or folder."""
+    try:
+        check_path(text, "the path")
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return Path(text)
+
+
+def read_whole(text: Any) -> int:
+    """How an option reads a whole number whose range `RunSpec` declares."""
+    return whole_number(-(1 << 64), 1 << 64)(text)
 
 
 def option_type(setting: Setting) -> Any:
@@ -35,10 +82,15 @@ def option(setting: Setting, default: str = "") -> Any:
     default = default or setting.default_text
     text = setting.help + (f" (default {default})" if default else "")
     names = f"{setting.flag}/--no-{setting.flag[2:]}" if setting.kinds == {bool} else setting.flag
-    metavar = None
+    metavar = parser = None
     if setting.name == FIELDS:
         metavar, text = "FIELD=VALUE", "a field of the method; FIELD.TIER=VALUE by tier; a,b,c one value per node"
-    return typer.Option(names, help=text, metavar=metavar, show_default=False, rich_help_panel=SCOPES[setting.scope])
+    elif option_type(setting) is int:
+        metavar, parser = "<int>", read_whole
+    elif option_type(setting) is float:
+        metavar, parser = "<float>", real_number()
+    panel = SCOPES[setting.scope]
+    return typer.Option(names, help=text, metavar=metavar, parser=parser, show_default=False, rich_help_panel=panel)
 
 
 def takes_settings(

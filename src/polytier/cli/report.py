@@ -8,13 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from polytier._terminal import say, wide_console
+from polytier.cli.options import a_path, real_number, whole_number
 from polytier.report import markdown_latex as texts
 from polytier.report.blocks import Heading, Section, Table
 from polytier.report.palette import names_in
 from polytier.report.tables import line, print_summary, print_unfinished, print_until, table
 from polytier.runs.read import RunRecord
 
-Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that contain some.")]
+Folders = Annotated[
+    list[Path], typer.Argument(metavar="DIR...", parser=a_path, help="Run folders, or folders that contain some.")
+]
 
 
 def show(
@@ -24,6 +27,7 @@ def show(
         typer.Option(
             "--until",
             metavar="LEVEL",
+            parser=real_number(),
             help="Also show the bytes sent until the leading metric reaches this level, such as 0.9.",
         ),
     ] = None,
@@ -48,13 +52,17 @@ def show(
 
 def report(
     folders: Folders,
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The page.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", parser=a_path, help="The page.")] = Path(
+        "report.html"
+    ),
     figures: Annotated[
-        Path | None, typer.Option("--figures", metavar="FOLDER", help="Folder for every chart as a separate file.")
+        Path | None,
+        typer.Option("--figures", metavar="FOLDER", parser=a_path, help="Folder for every chart as a separate file."),
     ] = None,
     form: Annotated[str, typer.Option("--format", metavar="png|svg|pdf", help="Format of these files.")] = "png",
     tables: Annotated[
-        Path | None, typer.Option("--tables", metavar="FOLDER", help="Folder for tables.md and tables.tex.")
+        Path | None,
+        typer.Option("--tables", metavar="FOLDER", parser=a_path, help="Folder for tables.md and tables.tex."),
     ] = None,
 ) -> None:
     """Write one HTML page about runs that needs no network: tables, metrics, devices, traffic, data."""
@@ -122,14 +130,25 @@ def print_tables(folders: list[Path], until: float | None) -> None:
 
 
 def watch(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, or a folder that contains some.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", parser=a_path, help="A run folder, or a folder that contains some.")
+    ],
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port on this machine; 0 selects a free one.")
+        int,
+        typer.Option(
+            "--port",
+            parser=whole_number(0, 65535),
+            metavar="<int>",
+            help="Port on this machine; 0 selects a free one.",
+        ),
     ] = 8000,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
 ) -> None:
     """Serve the report page while runs are in progress; it updates itself. Ctrl-C stops the server."""
     from polytier.report.server import serve
+
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; give a run folder, or a folder that contains some")
 
     def ready(address: str) -> None:
         say(f"{folder} is shown at {address}; Ctrl-C stops the server")

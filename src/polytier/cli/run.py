@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polytier._errors import check_path
 from polytier._terminal import Interrupt, log, say, set_up_logging, wide_console
 from polytier._text import duration, size
-from polytier.cli.options import Trust, check_code, takes_settings, trusted_spec
+from polytier.cli.options import Trust, a_path, check_code, takes_settings, trusted_spec
 from polytier.report.tables import print_summary
 from polytier.runs.read import finished_rounds, read_config, read_summary
-from polytier.runs.spec import of_scope
+from polytier.runs.spec import check_spec, of_scope
 
 if TYPE_CHECKING:
     from polytier.files.lock import FolderLock
@@ -26,7 +27,7 @@ Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print log messag
 What = Annotated[
     str | None, typer.Argument(metavar="ALGORITHM | FILE.toml", help="A method (default permfl) or a file.")
 ]
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", parser=a_path, help="A run folder.")]
 MayChange = ("rounds", *(name for name in of_scope("compute") if name not in ("out", "batching", "on")))
 
 
@@ -49,6 +50,7 @@ def run(
     from polytier.theory.stability import warnings
 
     if spec.out is not None:
+        check_path(spec.out, "out")
         check_free(Path(spec.out))
     with Loop.of(spec) as loop:
         for text in warnings(loop):
@@ -68,6 +70,7 @@ def resume(
 ) -> None:
     """Continue an interrupted run, or extend a finished one; results are those of a run without interruption."""
     set_up_logging(quiet, verbose)
+    check_spec(given)
     config = read_config(folder)
     done = finished_rounds(folder, given.get("rounds") or config.get("rounds", 0))
     if done is not None:

@@ -9,13 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from polytier._terminal import say, set_up_logging, wide_console
-from polytier.cli.options import Trust, check_code, takes_settings, trusted_spec
+from polytier.cli.options import Trust, a_path, check_code, real_number, takes_settings, trusted_spec, whole_number
 from polytier.cli.run import Verbose, What
 from polytier.report.tables import gain_table
 from polytier.runs.spec import RunSpec
 
 SHARED = tuple(name for name in RunSpec.model_fields if name not in ("algorithm", "out", "set"))
-Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, starting at --seed.")]
+Seeds = Annotated[
+    int, typer.Option("--seeds", parser=whole_number(1), metavar="<int>", help="Number of seeds, starting at --seed.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the path of the folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
 
@@ -23,7 +25,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and
 def output_folder(default: str) -> Any:
     """The option --out of a command that makes several runs."""
     text = "The output folder; an interrupted command continues there."
-    return typer.Option("--out", help=text, show_default=f"runs/{default}")
+    return typer.Option("--out", parser=a_path, metavar="<path>", help=text, show_default=f"runs/{default}")
 
 
 @takes_settings(("models", "set"))
@@ -35,16 +37,31 @@ def gain(
     single_rounds: Annotated[
         int,
         typer.Option(
-            "--single-rounds", metavar="T1", help="Rounds of each model alone, after which its target is measured."
+            "--single-rounds",
+            metavar="T1",
+            parser=whole_number(1),
+            help="Rounds of each model alone, after which its target is measured.",
         ),
     ],
     seeds: Annotated[
-        int, typer.Option("--seeds", min=1, help="Number of seeds, starting at the seed of the file.")
+        int,
+        typer.Option(
+            "--seeds",
+            parser=whole_number(1),
+            metavar="<int>",
+            help="Number of seeds, starting at the seed of the file.",
+        ),
     ] = 3,
     split: Annotated[str, typer.Option("--split", help="Samples for the targets: train or test.")] = "test",
     most_rounds: Annotated[
         int | None,
-        typer.Option("--most-rounds", help="Stop training together after this many rounds.", show_default="10 M T1"),
+        typer.Option(
+            "--most-rounds",
+            parser=whole_number(1),
+            metavar="<int>",
+            help="Stop training together after this many rounds.",
+            show_default="10 M T1",
+        ),
     ] = None,
     given: dict[str, Any],
     fields: list[str],
@@ -84,17 +101,27 @@ def compare(
         typer.Option(
             "--until",
             metavar="ACCURACY",
-            min=0,
-            max=1,
+            parser=real_number(0, 1),
             help="Count the bytes sent until the leading metric reaches this level.",
         ),
     ] = 0.9,
     jobs: Annotated[
-        int, typer.Option("--jobs", min=1, help="Number of runs at the same time, one process per run.")
+        int,
+        typer.Option(
+            "--jobs",
+            parser=whole_number(1),
+            metavar="<int>",
+            help="Number of runs at the same time, one process per run.",
+        ),
     ] = 1,
     steps: Annotated[
         int | None,
-        typer.Option("--steps", min=1, help="Gradient steps per device and round, the same for all methods."),
+        typer.Option(
+            "--steps",
+            parser=whole_number(1),
+            metavar="<int>",
+            help="Gradient steps per device and round, the same for all methods.",
+        ),
     ] = None,
     fields: Annotated[
         list[str] | None, typer.Option("--set", metavar="METHOD.FIELD=VALUE", help="A field of one of the methods.")
@@ -139,7 +166,9 @@ def tune(
             "(a whole number: a quarter to four times), or all its choices.",
         ),
     ] = None,
-    trials: Annotated[int, typer.Option("--trials", min=1, help="Number of settings to try.")] = 20,
+    trials: Annotated[
+        int, typer.Option("--trials", parser=whole_number(1), metavar="<int>", help="Number of settings to try.")
+    ] = 20,
     seeds: Seeds = 1,
     out: Annotated[Path | None, output_folder("tune-ALGORITHM-DATA-N")] = None,
     given: dict[str, Any],
@@ -175,7 +204,11 @@ def reproduce(
     jobs: Annotated[
         int | None,
         typer.Option(
-            "--jobs", min=1, help="Number of runs at the same time, one process per run.", show_default="one per core"
+            "--jobs",
+            parser=whole_number(1),
+            metavar="<int>",
+            help="Number of runs at the same time, one process per run.",
+            show_default="one per core",
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the runs and their estimated time.")] = False,
@@ -240,12 +273,23 @@ def bench(
         typer.Argument(metavar="WORK", help="Some of common, synthetic, dnn, wide, permfl, cnn.", show_default="all"),
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the results to this file.")
+        Path | None, typer.Option("--json", metavar="FILE", parser=a_path, help="Also write the results to this file.")
     ] = None,
-    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Number of measurements of each contender.")] = 5,
+    repeat: Annotated[
+        int,
+        typer.Option(
+            "--repeat", parser=whole_number(1), metavar="<int>", help="Number of measurements of each contender."
+        ),
+    ] = 5,
     workers: Annotated[
         int | None,
-        typer.Option("--workers", min=1, help="Number of worker processes of the engine.", show_default="one per core"),
+        typer.Option(
+            "--workers",
+            parser=whole_number(1),
+            metavar="<int>",
+            help="Number of worker processes of the engine.",
+            show_default="one per core",
+        ),
     ] = None,
 ) -> None:
     """Measure device steps per second of the engine, of a hand-written loop and of the bare kernels."""

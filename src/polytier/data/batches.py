@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polytier._errors import short
 from polytier._text import schedule
 from polytier.data.federation import Federation
 from polytier.tree import random
@@ -68,8 +69,8 @@ def check_batch_size(rule: int | str) -> None:
     """Raise a ValueError unless this is a number of at least 1, or grow:A/(B+t)."""
     if isinstance(rule, str) and rule.startswith(GROW):
         schedule(rule.removeprefix(GROW))
-    elif isinstance(rule, bool) or not isinstance(rule, int) or rule < 1:
-        raise ValueError(f"batch size is a whole number of at least 1, or grow:A/(B+t); got {rule!r}")
+    elif isinstance(rule, bool) or not isinstance(rule, int) or not 1 <= rule < UNBOUNDED:
+        raise ValueError(f"batch size is a whole number of at least 1, or grow:A/(B+t); got {short(rule)}")
 
 
 def batch_sizes(rule: int | str, samples: Tensor, round_: int) -> Tensor:

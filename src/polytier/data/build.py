@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from polytier._text import bind
-from polytier.data.federation import Federation, one_per_device, split_by_shares, split_numbers
+from polytier.data.federation import Federation, check_samples, one_per_device, split_by_shares, split_numbers
 from polytier.data.own import load_npz
 from polytier.data.pack import is_stored
 from polytier.data.partition import PARTITIONS, Assignment, check_assignment, column
@@ -17,6 +18,8 @@ from polytier.data.teams import FORMATIONS, learned
 
 FORM, SHARE = 0xB1, 0xB2  # random numbers of the formation and of the partition have different keys
 Partition = Callable[..., Assignment]  # (y, num_devices, rng, allowed=None) -> Assignment
+
+READ = 1 << 30  # bytes of a packed data set that are read whole to look for NaN; larger ones take too long
 
 
 def build_federation(
@@ -87,6 +90,8 @@ def build_federation(
         part = None if source.split is None else source.split[assignment.index]
         cluster = None if source.cluster is None else source.cluster[assignment.index]
     else:
+        if devices is not None and devices > len(source.y) and not callable(partition):
+            raise ValueError(f"{len(source.y)} samples are too few for {devices} devices; ask for fewer devices")
         names = np.arange(40 if devices is None else devices)
         team, allowed = form_teams(teams, team_formation, names, source, seed)
         assignment = assign(source, len(names), partition, per_class, allowed, rng)
@@ -125,12 +130,20 @@ def load_source(data: str | Path | Source, data_dir: Path | str | None, devices:
         return load_npz(data)
     name, function, own = bind(str(data), SOURCES, "data set or .npz file")
     made = {"seed": seed} if devices is None else {"seed": seed, "num_devices": devices}
-    return function(None if data_dir is None else Path(data_dir), **(made if name in GENERATED else {}), **own)
+    try:
+        return function(None if data_dir is None else Path(data_dir), **(made if name in GENERATED else {}), **own)
+    except MemoryError:
+        raise ValueError(f"{data} does not fit into memory; ask for fewer devices, samples or features") from None
 
 
 def open_packed(folder: str, teams: int | tuple[int, ...] | None, asked: bool) -> Federation:
     """A federation from its folder; `asked`: whether devices, a partition or a team formation are asked for too."""
     federation = Federation.open(folder)
+    if federation.x.nbytes <= READ:
+        ends = federation.bounds[:, 3].contiguous()
+        check_samples(
+            federation.x, federation.y, lambda row: federation.ids[int(torch.searchsorted(ends, row, right=True))]
+        )
     known = 0 if federation.team is None else len(np.unique(federation.team))
     if asked or (teams is not None and np.prod(teams) != known):
         raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -16,6 +16,8 @@ from torch import Tensor
 from polytier.data.population import SPLITS, Population
 
 SPREAD = 1000  # samples that are part of a fingerprint
+ROWS = 1 << 16  # samples that are checked at a time
+MOST_CLASSES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -253,17 +255,29 @@ def check_arrays(x: Tensor, y: Tensor, device: np.ndarray) -> None:
         raise ValueError(f"x, y and device need one row per sample; got {len(x)}, {len(y)} and {len(device)} rows")
     if not len(x):
         raise ValueError("the data are empty")
+    check_samples(x, y, lambda row: device[row])
+
+
+def check_samples(x: Tensor, y: Tensor, device_of: Callable[[int], Any]) -> None:
+    """Raise a ValueError for samples without numbers, numbers that are not finite and labels that are none.
+
+    The rows are read some at a time: they may be larger than memory.
+    """
     for name, values in (("x", x), ("y", y)):
-        if values.is_floating_point():
-            bad = ~torch.isfinite(values.reshape(len(values), -1)).all(1)
-            if bad.any():
-                row = int(bad.nonzero()[0])
-                raise ValueError(
-                    f"{name} has {int(bad.sum())} rows with NaN or infinity, the first in row {row} "
-                    f"(device {device[row]}); remove or fill them"
-                )
-    if not y.is_floating_point() and y.numel() and int(y.min()) < 0:
-        raise ValueError(f"labels must be 0, 1, 2, ...; got {int(y.min())}")
+        if not values[:1].numel():
+            raise ValueError(f"{name} has shape {tuple(values.shape)}: its rows hold no numbers; give it at least one")
+        if not values.is_floating_point():
+            continue
+        bad = [~torch.isfinite(part.reshape(len(part), -1)).all(1) for part in values.split(ROWS)]
+        if any(part.any() for part in bad):
+            rows = torch.cat(bad).nonzero().squeeze(1)
+            raise ValueError(
+                f"{name} has {len(rows)} rows with NaN or infinity, the first in row {int(rows[0])} "
+                f"(device {device_of(int(rows[0]))}); remove or fill them"
+            )
+    if not y.is_floating_point() and not 0 <= int(y.min()) <= int(y.max()) < MOST_CLASSES:
+        wrong = int(y.min()) if int(y.min()) < 0 else int(y.max())
+        raise ValueError(f"labels must be 0, 1, 2, ... and below {MOST_CLASSES:,}; got {wrong}")
 
 
 def split_numbers(split: Sequence | np.ndarray, num_samples: int) -> np.ndarray:
@@ -282,7 +296,7 @@ def split_numbers(split: Sequence | np.ndarray, num_samples: int) -> np.ndarray:
 
 def split_by_shares(owner: np.ndarray, shares: tuple[float, float, float], seed: int) -> np.ndarray:
     """[N] 0, 1 or 2: the samples of each device, shuffled and split by `shares`; at least one is for training."""
-    if len(shares) != 3 or not all(0 <= share < np.inf for share in shares) or shares[0] <= 0:
+    if len(shares) != 3 or min(shares) < 0 or shares[0] <= 0 or not np.isfinite(sum(shares)):
         raise ValueError(f"the split is train:validation:test, e.g. 3:0:1, with train above 0; got {shares}")
     rng = np.random.default_rng([seed, 0x5917])
     order = np.lexsort((rng.random(len(owner)), owner))  # sorted by device, shuffled within a device

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from polytier._errors import check_file
 from polytier.data.sources import Source, reading
 
 # the columns that are read, and the kinds of NumPy types that each of them may have
@@ -27,14 +30,28 @@ def load_npz(path: Path | str) -> Source:
         ValueError: the file cannot be read, or a column is missing or has a type that is not allowed.
     """
     advice = "write it by np.savez with x, y, device (optional: team, split, cluster) as numbers or strings"
-    with reading(path, "an .npz file", advice), open(path, "rb") as file:
+    with reading(path, "an .npz file", advice):
+        return from_columns(read_arrays(path, ("x", "y", "device"), tuple(COLUMNS)))
+
+
+def read_arrays(path: Path | str, needed: Sequence[str], wanted: Sequence[str]) -> dict[str, np.ndarray]:
+    """The wanted arrays of an .npz file, by name.
+
+    Raises:
+        ValueError: it is no regular file, an array that is needed is missing, or a name is there twice.
+    """
+    check_file(path)
+    with open(path, "rb") as file:
         archive: Any = np.load(file, allow_pickle=False)
         if isinstance(archive, np.ndarray):
             raise ValueError("it holds one array without a name")
-        absent = [key for key in ("x", "y", "device") if key not in archive]
+        twice = [name for name, count in Counter(archive.files).items() if count > 1]
+        if twice:
+            raise ValueError(f"it has {twice[0]} twice")
+        absent = [key for key in needed if key not in archive]
         if absent:
             raise ValueError(f"it has {', '.join(archive) or 'no arrays'} but no {absent[0]}")
-        return from_columns({key: archive[key] for key in COLUMNS if key in archive})
+        return {key: archive[key] for key in wanted if key in archive}
 
 
 def from_columns(columns: dict[str, np.ndarray]) -> Source:
@@ -42,6 +59,9 @@ def from_columns(columns: dict[str, np.ndarray]) -> Source:
     ready: dict[str, Any] = {key: own_column(columns[key], key, COLUMNS[key]) for key in columns}
     if ready["x"].ndim == 1:
         ready["x"] = ready["x"][:, None]
+    for key in ("device", "team", "split", "cluster"):
+        if key in ready and ready[key].ndim > 1:
+            raise ValueError(f"{key} has shape {ready[key].shape}; it must be one name per sample")
     y = ready["y"]
     return Source(num_classes=int(y.max()) + 1 if y.dtype == np.int64 and y.size else None, **ready)
 
@@ -64,6 +84,8 @@ def own_column(values: np.ndarray, name: str, kinds: str) -> np.ndarray:
     if values.dtype.kind == "f":
         with np.errstate(over="ignore"):  # too large a number becomes infinite, which Federation refuses by row
             return values.astype(np.float32)
+    if values.dtype == np.uint64 and values.size and int(values.max()) > np.iinfo(np.int64).max:
+        raise ValueError(f"{name} has {int(values.max())}, which is too large; save it as int64 or float32")
     if values.dtype == np.uint8 and name == "x":
         return values[:, None] if values.ndim == 3 else values  # grey images get a channel
     return values.astype(np.int64) if name in ("x", "y") else values

@@ -7,6 +7,7 @@ x, y            | the samples as raw numbers, in the order of `Federation`
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
@@ -17,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polytier._errors import Fault
-from polytier.data.federation import Federation
+from polytier._errors import Fault, check_file, check_path
+from polytier.data.federation import MOST_CLASSES, Federation
 from polytier.files.read import Damaged, open_regular, read_json, refuse_links
-from polytier.files.write import make_folder, sync_file, write_json
+from polytier.files.write import PARTIAL, make_folder, remove_partials, sync_file, write_json
 
 FILE = "federation.json"
 CHUNK = 64 << 20  # bytes that are written at a time
@@ -28,6 +29,8 @@ BLOCK = 4 << 20  # bytes that share a digest
 SAMPLED = 8  # blocks of each file that are checked when it is first used
 FORMAT = 3  # from here on with digests
 COLUMNS = ("bounds", "ids", "team", "cluster")
+# what reading files that are not what they should be may raise
+BROKEN = (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)
 
 
 def is_stored(folder: Any) -> bool:
@@ -42,10 +45,10 @@ def save(federation: Federation, folder: Path | str) -> None:
         ValueError: the folder holds a federation already, or links.
     """
     folder = Path(folder)
-    if (folder / FILE).exists():
-        raise ValueError(f"{folder} holds a federation already; name a new folder")
+    check_new(folder)
     make_folder(folder)
     refuse_links(folder)
+    remove_partials(folder)
     about: dict[str, Any] = {"format": FORMAT, "num_classes": federation.num_classes}
     for name in ("x", "y"):
         write(getattr(federation, name), folder / name)
@@ -65,6 +68,18 @@ def save(federation: Federation, folder: Path | str) -> None:
     write_json(folder / FILE, about)
 
 
+def check_new(folder: Path) -> None:
+    """Raise a ValueError unless a federation can be written here: a new folder, or what an interrupted one left."""
+    check_path(folder, "the folder")
+    if (folder / FILE).exists():
+        raise ValueError(f"{folder} holds a federation already; name a new folder")
+    own = {"x", "y", *(f"{name}.npy" for name in COLUMNS)}
+    if folder.exists() and (
+        not folder.is_dir() or any(path.name not in own and path.suffix != PARTIAL for path in folder.iterdir())
+    ):
+        raise ValueError(f"{folder} exists and holds other files; name a new folder")
+
+
 def load(folder: Path | str) -> Federation:
     """Map a federation that `save` wrote, after a check of some blocks of its files.
 
@@ -76,19 +91,15 @@ def load(folder: Path | str) -> Federation:
         about = read_json(folder / FILE)
         check_blocks(folder, about, SAMPLED)
         x, y = (from_file(folder / name, *about[name]) for name in ("x", "y"))
-        columns: dict[str, Any] = {
-            name: np.load(folder / f"{name}.npy", allow_pickle=False) for name in about["columns"]
-        }
+        columns: dict[str, Any] = {name: read_column(folder, name) for name in about["columns"]}
         scaling: dict[str, Any] = {
             name: None if about[name] is None else torch.tensor(about[name][1], dtype=getattr(torch, about[name][0]))
             for name in ("scale", "shift")
         }
         bounds = torch.from_numpy(columns.pop("bounds"))
         found = Federation(x, y, bounds, num_classes=about["num_classes"], **columns, **scaling)
-        sizes = {len(found.ids), *(len(values) for values in columns.values())}
-        if not len(found) or bounds.shape != (len(found), 4) or sizes != {len(found)} or not fits(bounds, x, y):
-            raise ValueError("its files do not belong together")
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        check_parts(found)
+    except BROKEN as error:
         raise ValueError(f"{folder} is no federation ({error}); write one by `polytier data pack`") from None
     return found
 
@@ -147,9 +158,46 @@ def block_digests(path: Path, some: Iterable[int] | None = None) -> Iterator[tup
             yield k, sha256(file.read(BLOCK)).hexdigest()
 
 
-def fits(bounds: Tensor, x: Tensor, y: Tensor) -> bool:
-    """Whether the bounds are in order and inside the samples."""
-    return bool(bounds.min() >= 0) and bool(bounds.diff(dim=1).min() >= 0) and int(bounds.max()) <= min(len(x), len(y))
+def read_column(folder: Path, name: str) -> np.ndarray:
+    """One of `COLUMNS`: a value per device, or for bounds four."""
+    if name not in COLUMNS:
+        raise ValueError(f"it names {name!r}, which is none of {', '.join(COLUMNS)}")
+    path = folder / f"{name}.npy"
+    try:
+        check_file(path)
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from None
+    values = np.load(path, allow_pickle=False)
+    if values.dtype.kind not in ("iu" if name == "bounds" else "iuU") or (name != "bounds" and values.ndim != 1):
+        raise ValueError(f"{path.name} is {values.dtype} {values.shape}")
+    return values.astype(np.int64) if name == "bounds" else values
+
+
+def check_parts(found: Federation) -> None:
+    """Raise a ValueError if the parts of a federation are of wrong types or do not belong together."""
+    x, y, bounds, classes = found.x, found.y, found.bounds, found.num_classes
+    n, whole = len(found), not y.is_floating_point()
+    named = [values for values in (found.team, found.cluster) if values is not None]
+    sizes = {len(found.ids), *map(len, named)}
+    if not n or tuple(bounds.shape) != (n, 4) or sizes != {n} or len(x) != len(y) or not fits(bounds, len(x)):
+        raise ValueError("its files do not belong together")
+    if len(np.unique(found.ids)) < n:
+        raise ValueError("two devices have the same name")
+    if x.dtype == torch.bool or x.is_complex() or y.dtype not in (torch.int64, torch.float32, torch.float64):
+        raise ValueError(f"x is {dtype_name(x.dtype)} and y {dtype_name(y.dtype)}")
+    labelled = classes is None or (type(classes) is int and whole and int(y.max()) < classes <= MOST_CLASSES)
+    if not labelled:
+        raise ValueError(f"it has {classes!r} classes, which its labels do not fit")
+    for values in (found.scale, found.shift):
+        if values is not None and not bool(torch.isfinite(values).all() and (x[:1] * values).shape == x[:1].shape):
+            raise ValueError("scale and shift do not fit x")
+
+
+def fits(bounds: Tensor, rows: int) -> bool:
+    """Whether the bounds are in order and inside the samples, and each device has samples for training."""
+    sizes = bounds.diff(dim=1)
+    inside = int(bounds.min()) >= 0 and int(bounds.max()) <= rows
+    return inside and int(sizes.min()) >= 0 and int(sizes[:, 0].min()) > 0
 
 
 # -- tensors in files ---------------------------------------------------------------------------------
@@ -168,7 +216,10 @@ def from_file(path: Path, dtype: str, shape: list[int]) -> Tensor:
     Raises:
         ValueError: the file has another size.
     """
-    kind, numel = getattr(torch, dtype), int(np.prod(shape))
+    kind = getattr(torch, dtype)
+    if not isinstance(kind, torch.dtype) or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"{path.name} is {dtype!r} {shape}")
+    numel = math.prod(shape)
     if os.path.getsize(path) != numel * kind.itemsize:
         raise ValueError(f"{path.name} has {os.path.getsize(path)} bytes, not {numel * kind.itemsize}")
     made = torch.from_file(str(path), shared=False, size=numel, dtype=kind) if numel else torch.zeros(0, dtype=kind)

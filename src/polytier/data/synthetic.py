@@ -6,6 +6,8 @@ import numpy as np
 
 from polytier.data.federation import Federation
 
+MOST_NUMBERS = 1 << 31  # in all matrices of generated problems: 16 GB
+WIDEST = 1e18  # standard deviation of generated data: their squares are numbers of float32 too
 SYNTHETIC, QUADRATICS, QUADRATIC_CLUSTERS = 0x51, 0x52, 0x53  # keys: each kind of data has its own random numbers
 
 
@@ -59,10 +61,24 @@ def check_synthetic(
         raise ValueError(
             f"synthetic needs at least 1 device, feature and class; got {num_devices}, {features}, {classes}"
         )
-    if not (0 <= alpha < np.inf and 0 <= beta < np.inf):
-        raise ValueError(f"alpha and beta are standard deviations, 0 or more; got {alpha} and {beta}")
+    if not (0 <= alpha <= WIDEST and 0 <= beta <= WIDEST):
+        raise ValueError(f"alpha and beta are standard deviations, from 0 to {WIDEST:.0e}; got {alpha} and {beta}")
     if not 1 <= smallest <= largest:
         raise ValueError(f"sizes need 1 <= min_samples <= max_samples; got {smallest} and {largest}")
+
+
+def check_matrices(number: int, dimension: int) -> None:
+    """Raise a ValueError if so many square matrices would be too large."""
+    if number * dimension * dimension > MOST_NUMBERS:
+        raise ValueError(
+            f"{number} devices with a matrix of {dimension} x {dimension} each are too large; ask for fewer devices or "
+            "dimensions"
+        )
+
+
+def check_spread(spread: float) -> None:
+    if not 0 <= spread <= WIDEST:
+        raise ValueError(f"spread is a standard deviation, from 0 to {WIDEST:.0e}; got {spread}")
 
 
 def quadratics(
@@ -85,8 +101,10 @@ def quadratics(
 
     if num_devices < 1 or dimension < 1:
         raise ValueError(f"quadratics need at least 1 device and 1 dimension; got {num_devices} and {dimension}")
-    if not 0 < mu <= smoothness < np.inf:
-        raise ValueError(f"strong convexity needs 0 < mu <= smoothness; got {mu} and {smoothness}")
+    if not 0 < mu <= smoothness <= WIDEST:
+        raise ValueError(f"strong convexity needs 0 < mu <= smoothness <= {WIDEST:.0e}; got {mu} and {smoothness}")
+    check_spread(spread)
+    check_matrices(num_devices, dimension)
     rng = np.random.default_rng([seed, QUADRATICS])
     eigen = rng.uniform(mu, smoothness, (num_devices, dimension))
     if dimension > 1:
@@ -117,9 +135,10 @@ def tridiagonal(num_devices: int = 24, p: int = 4, mu: float = 2e-4) -> Federati
 
     if num_devices < 2 or p < 1:
         raise ValueError(f"tridiagonal needs at least 2 devices and p = 1; got {num_devices} and {p}")
-    if not 0 < mu < np.inf:
-        raise ValueError(f"strong convexity needs mu above 0; got {mu}")
+    if not 0 < mu <= WIDEST:
+        raise ValueError(f"strong convexity needs mu above 0 and up to {WIDEST:.0e}; got {mu}")
     size = num_devices * p + 1
+    check_matrices(num_devices, size)
     chain = np.diag([1.0, *[2.0] * (p - 1), 1.0]) - np.eye(p + 1, k=1) - np.eye(p + 1, k=-1)
     a, b = np.zeros((num_devices, size, size)), np.zeros((num_devices, size))
     for k in range(num_devices):
@@ -154,6 +173,8 @@ def quadratic_clusters(
             f"quadratic clusters need 1 dimension or more and at least as many devices as clusters; "
             f"got {num_clusters} clusters of {num_devices} devices in {dimension} dimensions"
         )
+    check_spread(spread)
+    check_matrices(num_devices, dimension)
     rng = np.random.default_rng([seed, QUADRATIC_CLUSTERS])
     first = np.arange(num_devices)
     cluster = first * num_clusters // num_devices

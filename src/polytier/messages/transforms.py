@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from polytier.method.call import Clock
 
 EXAMPLE = "clip:1.0,noise:0.5"
+LARGEST = 1e18  # of a number of a transform: the product of two is a number of float32 too
 
 
 class Transform(Protocol):
@@ -174,8 +175,8 @@ def number(text: str, name: str, value: str) -> float:
         found = finite(value)
     except ValueError:
         raise ValueError(f"upload {text!r}: {name} needs a number; for example {EXAMPLE}") from None
-    if found < 0 or (found == 0 and name == "clip"):
-        least = "above 0" if name == "clip" else "of at least 0"
+    if not 0 <= found <= LARGEST or (found == 0 and name == "clip"):
+        least = f"up to {LARGEST:.0e}" if found > 0 else "above 0" if name == "clip" else "of at least 0"
         raise ValueError(f"upload {text!r}: {name} needs a number {least}; got {value}")
     return found
 

@@ -20,13 +20,15 @@ A field declared with ``per="node"`` takes a `Step`:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from polytier._errors import short
 from polytier._text import schedule
 
+MOST = (1 << 31) - 1  # the largest whole number that a field takes
 Step = float | str | Sequence[float] | Mapping[str, Any]
 """A hyper-parameter that may differ: a number, a schedule "A/(B+t)" or "A/(B+t//M)", one number per node, or a mapping
 from tier names to these. `Node.value` gives its value at some nodes."""
@@ -101,16 +103,18 @@ def check_value(name: str, value: Any, default: Any, meta: Mapping[str, Any]) ->
         ValueError: if the value is not allowed.
     """
     if isinstance(value, Mapping):
-        if not meta["per"]:
-            raise ValueError(f"{name} is one value for the whole run; got {dict(value)}; give one, not one per tier")
+        if not meta["per"] or not value:
+            per = "one value per tier, or one for all" if meta["per"] else "one value for the whole run"
+            raise ValueError(f"{name} is {per}; got {short(dict(value))}")
         return {str(k): check_value(f"{name}.{k}", v, default, meta) for k, v in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
-        if meta["per"] != "node":
-            raise ValueError(f"{name} is one value{' per tier' if meta['per'] else ''}; got {len(value)} values")
+        if meta["per"] != "node" or not len(value) or any(np.ndim(each) for each in value):
+            per = {"tier": " per tier", "node": ", or one number for each node"}.get(meta["per"], "")
+            raise ValueError(f"{name} is one value{per}; got {len(value)} values: {short(list(value))}")
         return tuple(check_value(name, v, default, meta) for v in value)
     if meta["choices"]:
         if value not in meta["choices"]:
-            raise ValueError(f"{name} = {value!r}; allowed: {describe_range(meta)}")
+            raise ValueError(f"{name} = {short(value)}; allowed: {describe_range(meta)}")
         return value
     kind = type(default)
     scheduled = meta["per"] == "node" and kind is float
@@ -118,21 +122,49 @@ def check_value(name: str, value: Any, default: Any, meta: Mapping[str, Any]) ->
         check_value(name, schedule(value)(0), default, meta)
         return value
     try:
-        if isinstance(value, bool) != (kind is bool):
+        if isinstance(value, bool) != (kind is bool) or isinstance(value, str):
             raise ValueError
         number = kind(value)
         if number != float(value) or not np.isfinite(number):
             raise ValueError
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} = {value!r} is not {describe_type(kind, scheduled, meta)}") from None
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{name} = {short(value)} is not {describe_type(kind, scheduled, meta)}") from None
+    if kind is int and abs(number) > MOST:
+        raise ValueError(f"{name} = {short(value)} is too large; allowed: up to {MOST:,}")
     low, least, most = meta["above"], meta["least"], meta["most"]
     if (
         (low is not None and number <= low)
         or (least is not None and number < least)
         or (most is not None and number > most)
     ):
-        raise ValueError(f"{name} = {value} is out of range; allowed: {describe_range(meta)}")
+        raise ValueError(f"{name} = {short(value)} is out of range; allowed: {describe_range(meta)}")
     return number
+
+
+def check_fit(name: str, value: Any, sizes: Collection[int], largest: float) -> None:
+    """Raise an error if a field of a method does not fit a tree or the numbers that a run computes with.
+
+    Args:
+        name: the name of the field, for messages.
+        value: its value, as `check_value` returns it.
+        sizes: how many nodes the tiers have.
+        largest: the largest number of the run's dtype.
+    """
+    if isinstance(value, Mapping):
+        for tier, own in value.items():
+            check_fit(f"{name}.{tier}", own, sizes, largest)
+    elif isinstance(value, tuple):
+        if len(value) not in sizes:
+            there = " or ".join(map(str, sorted(sizes)))
+            raise ValueError(f"{name} with one number per node needs {there}; got {len(value)}; or give one for all")
+        check_fit(name, max(value, key=abs), sizes, largest)
+    else:
+        number = schedule(value)(0) if isinstance(value, str) and "/" in value else value
+        if isinstance(number, float) and abs(number) > largest:
+            raise ValueError(
+                f"{name} = {value} is too large for the numbers of this run, which end at {largest:.1e}; "
+                "give a smaller one, or use --dtype float64"
+            )
 
 
 def describe_type(kind: type, scheduled: bool, meta: Mapping[str, Any]) -> str:

@@ -30,6 +30,7 @@ from polytier.method.call import Clock
 from polytier.method.children import Children
 from polytier.method.context import Context
 from polytier.method.memory import Memory
+from polytier.method.parameters import check_fit
 from polytier.models.losses import Loss, default_loss
 from polytier.models.metrics import Asked, Metric, resolve_metrics
 from polytier.models.trainable import Trainable
@@ -41,7 +42,7 @@ from polytier.runs.methods import (
     method_of,
 )
 from polytier.runs.model_specs import RULES, OneOrEach, completed, given_specs, model_specs, one_each, own_fields
-from polytier.runs.sample_check import predicts_outputs, try_loss_and_metrics
+from polytier.runs.sample_check import check_kinds, predicts_outputs, try_loss_and_metrics
 from polytier.runs.spec import RunSpec, read_teams
 from polytier.stack.objective import BATCHINGS, Objective, choose_batching
 from polytier.tree.participation import Participation
@@ -186,6 +187,7 @@ def assemble(
         context = join(algorithm, contexts) if algorithm.parts() else contexts[""]
         for each in contexts.values():
             check_tiers(each.algorithm, each.topology.tier_names)
+            check_fields(each)
         note_flat(tree, list(contexts.values()))
         for warning in algorithm.check(server_of(context)):
             log.warning("%s", warning)
@@ -209,8 +211,21 @@ def server_of(context: Context, round_: int = 0) -> Children:
 def check_device(on: str) -> None:
     """Raise an error if torch cannot use this kind of processor."""
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not there.get(on.split(":")[0], False):
+    kind, colon, number = on.partition(":")
+    numbered = not colon or (kind == "cuda" and number.isdecimal() and int(number) < torch.cuda.device_count())
+    if not there.get(kind, False) or not numbered:
         raise ValueError(f"{on!r} is not available; available: {', '.join(k for k, v in there.items() if v)}")
+
+
+def check_fields(context: Context) -> None:
+    """Raise an error if a field of the method does not fit the tree or the numbers of the run."""
+    tree = context.topology
+    sizes, devices = {tree.size(tier) for tier in range(1, tree.num_tiers)}, {tree.size(tree.leaf)}
+    largest, method = torch.finfo(context.objective.dtype).max, context.algorithm
+    for each in dataclasses.fields(method) if isinstance(method, Algorithm) else ():
+        if each.metadata:
+            own = devices if each.name.startswith("device") else sizes
+            check_fit(each.name, getattr(method, each.name), own, largest)
 
 
 def absolute_file(rule: float | str) -> float | str:
@@ -245,6 +260,8 @@ def make_context(
     alike = ("model", "seed", "l2", "batch_size", "dtype", "on", "train")
     key = (*map(Identity.of, (federation, module, loss)), *(getattr(spec, name) for name in alike))
     if (*key, spec.batching) not in objectives:
+        if module is None:
+            check_kinds(spec.model, federation, default=loss is None)
         made = module or make_model(spec.model, tuple(federation.x.shape[1:]), federation.num_classes, spec.seed)
         tried = judged if (loss is not None or metrics is not None) and predicts_outputs(algorithm) else None
         objective = make_objective(spec, made, loss or default_loss(made, classes), federation, tried)
@@ -278,11 +295,13 @@ def make_objective(
 
     If the user gave a loss or metrics (`tried`), they are first evaluated on a few samples.
     """
+    dtype = getattr(torch, spec.dtype)
+    check_fit("l2", spec.l2, (), torch.finfo(dtype).max)
     objective = Objective(
         checked(type(module).__name__, module),
         loss,
         l2=spec.l2,
-        dtype=getattr(torch, spec.dtype),
+        dtype=dtype,
         device=spec.on,
         batching=spec.batching or "stacked",
         trainable=Trainable.parse(spec.train),

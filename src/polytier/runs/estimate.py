@@ -175,5 +175,5 @@ def one_device(federation: Federation) -> Federation:
         bounds=federation.bounds[:1],
         ids=federation.ids[:1],
         team=None,
-        cluster=None,
+        cluster=None if federation.cluster is None else federation.cluster[:1],
     )

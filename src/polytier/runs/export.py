@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from polytier.data.own import own_column
+from polytier.data.own import own_column, read_arrays
 from polytier.data.pack import dtype_name
 from polytier.data.sources import reading
 from polytier.files.write import atomic, write_bytes
@@ -35,13 +35,8 @@ def check_target(path: Path, *endings: str) -> None:
 
 def read_inputs(path: Path, run: Run) -> Tensor:
     """The array `x` of an .npz file, after a check that the model accepts it."""
-    with (
-        reading(path, "an .npz file", "write it by np.savez(file, x=...)"),
-        np.load(path, allow_pickle=False) as archive,
-    ):
-        if "x" not in archive:
-            raise ValueError(f"it has {', '.join(archive) or 'no arrays'} but no x")
-        x = torch.from_numpy(own_column(archive["x"], "x", "biuf"))
+    with reading(path, "an .npz file", "write it by np.savez(file, x=...)"):
+        x = torch.from_numpy(own_column(read_arrays(path, ("x",), ("x",))["x"], "x", "biuf"))
     wanted = run.context.population
     x = x.unsqueeze(1) if x.ndim == 1 else x
     if tuple(x.shape[1:]) != wanted.shape:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from polytier._text import parse_text
+from polytier._errors import check_path
+from polytier._text import finite, parse_text, whole
 from polytier.data.build import build_federation, is_npz, load_source
 from polytier.data.federation import Federation
 from polytier.data.pack import is_stored
@@ -49,17 +50,25 @@ def make_data(
     return federations, complete
 
 
+def needs_files(data: str) -> bool:
+    """Whether these data are read from files of a public data set, which --data-dir names."""
+    return not (is_npz(data) or is_stored(data) or data.split(":")[0].strip() in ("digits", *GENERATED))
+
+
 def make_federation(spec: RunSpec) -> tuple[Federation, RunSpec]:
     """The data of the devices, and the specification with the settings that the data determine."""
+    check_path(spec.data, "data")
     own_file, teams = is_npz(spec.data) or is_stored(spec.data), read_teams(spec.teams)
     if is_stored(spec.data) and spec.split != RunSpec.model_fields["split"].default:
         raise ValueError(f"{spec.data} already has a split: omit --split, or pack the data again with it")
-    split: Any = read_numbers("split", spec.split, float, 3, "3:0:1")
+    split: Any = read_numbers("split", spec.split, finite, 3, "3:0:1")
     per_class: Any = None
     if spec.per_class is not None:
-        per_class = read_numbers("per_class", spec.per_class, int, 2, "20:5")
+        per_class = read_numbers("per_class", spec.per_class, whole, 2, "20:5")
+    if spec.data_dir is not None and not needs_files(spec.data):
+        raise ValueError(f"data_dir = {spec.data_dir!r}: {spec.data} needs no folder of files; leave out data_dir")
     directory = None if spec.data_dir is None else Path(spec.data_dir).expanduser().resolve()
-    if directory is None and not own_file and spec.data.split(":")[0] not in ("digits", *GENERATED):
+    if directory is None and needs_files(spec.data):
         directory = default_dir().resolve()
     source: Any = Path(spec.data).expanduser().resolve()
     if not own_file:

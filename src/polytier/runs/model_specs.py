@@ -13,6 +13,7 @@ from polytier.data.federation import Federation
 from polytier.messages.codec import Codec
 from polytier.method.algorithm import Algorithm
 from polytier.method.context import Context
+from polytier.runs.make_data import needs_files
 from polytier.runs.methods import (
     field_names,
     fields_of,
@@ -31,6 +32,7 @@ READY_MADE = (
     "inner_tile",
     "objectives",
 )  # arguments of `assemble` that are not settings
+MOST_MODELS = 1000
 RULES = ("team_participation", "device_participation")
 OBJECTS = (*RULES, "codec", "upload", "engine")  # settings that may be objects in Python
 
@@ -41,20 +43,25 @@ def model_specs(spec: RunSpec) -> dict[str, RunSpec]:
         return {"": spec}
     shared = spec.model_dump(exclude={"algorithm", "set", "models"})
     tables = model_tables(spec)
-    return {name: check_spec({"algorithm": "fedavg", **shared, **own}) for name, own in tables.items()}
+    found = {name: check_spec({"algorithm": "fedavg", **shared, **own}) for name, own in tables.items()}
+    if any(needs_files(each.data) for each in found.values()):  # the others do without the folder of files
+        found = {k: each if needs_files(each.data) else each.replace(data_dir=None) for k, each in found.items()}
+    return found
 
 
 def model_tables(spec: RunSpec) -> dict[str, dict[str, Any]]:
     """The settings of each of several models."""
     if isinstance(spec.models, dict):
+        if not all(spec.models):
+            raise ValueError("a model has no name; name each: [models.NAME]")
         for name, own in spec.models.items():
             for key in own:
                 if key not in per_model():
                     raise unknown(f"setting of the model {name}", key, per_model())
         return spec.models
     number = 2 if spec.models is None else spec.models
-    if number < 1:
-        raise ValueError(f"models = {number}; at least one model is trained")
+    if not 1 <= number <= MOST_MODELS:
+        raise ValueError(f"models = {number}; at least one model is trained, and at most {MOST_MODELS:,}")
     outer = own_fields(spec)
     inner = {key: value for key, value in spec.set.items() if key not in outer}
     return {f"model{k}": {"set": inner} for k in range(1, number + 1)}

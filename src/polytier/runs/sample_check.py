@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from polytier.data.batches import Batches
+from polytier.data.federation import Federation
 from polytier.method.algorithm import Algorithm
 from polytier.models.losses import per_sample
 from polytier.models.metrics import Metric, check_metric
+from polytier.models.zoo import MODELS
 from polytier.stack.objective import Objective
 
 SAMPLES, LOOKED_AT = 4, 1024
@@ -29,6 +31,25 @@ def try_loss_and_metrics(objective: Objective, batches: Batches, metrics: Sequen
     objective.sample_loss = per_sample(objective.sample_loss, outputs, group.y[0])
     for metric in metrics:
         check_metric(metric, outputs, group.y[0])
+
+
+def check_kinds(model: str, federation: Federation, default: bool) -> None:
+    """Raise an error if a model of the package cannot be trained on inputs or targets of these types.
+
+    Args:
+        model: The name of the model; models of one's own are not judged.
+        federation: The data.
+        default: Whether the default loss is used.
+    """
+    x, y = federation.x, federation.y
+    if model.partition(":")[0] not in MODELS:
+        return
+    if x.dtype != torch.uint8 and not x.is_floating_point():
+        raise ValueError(f"model {model} takes numbers or images, but x holds integers ({x.dtype}); save x as float32")
+    if default and federation.num_classes is not None and y.ndim > 1:
+        raise ValueError(
+            f"model {model} predicts one class per sample, but y has shape {tuple(y.shape)}; keep one column of y"
+        )
 
 
 def predicts_outputs(algorithm: Algorithm) -> bool:

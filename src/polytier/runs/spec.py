@@ -10,15 +10,17 @@ import os
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from polytier._errors import unknown
+from polytier._errors import check_file, short, unknown
+from polytier._text import finite, whole
 
+MOST, MOST_WORKERS = (1 << 31) - 1, 4096  # of rounds, devices, ...; of processes
 PYTHON = "python"  # replaces a name if the part was given as a Python object
 SCOPES = {  # the scope of a setting, and the title of its group of flags
     "data": "Data: what each device holds",
@@ -114,7 +116,7 @@ class RunSpec(BaseModel):
     train: str = setting(
         "all", "which parameters train: all, head or layers=PATTERN; the others are not sent", "model", per_model=True
     )
-    devices: int | None = setting(None, "number of devices", "data", shown="40", ge=1)
+    devices: int | None = setting(None, "number of devices", "data", shown="40", ge=1, le=MOST)
     teams: str | None = setting(None, "number of teams; 2x4 is two tiers of teams, 0 none", "tree", shown="4")
     partition: str | None = setting(
         None, "who holds which samples; see `polytier list partitions`", "data", shown="labels:2", per_model=True
@@ -136,10 +138,10 @@ class RunSpec(BaseModel):
     absent: Literal["skip", "stale"] = setting(
         "skip", "nodes that do not take part: skip them, or use their last (stale) answer", "tree"
     )
-    rounds: int = setting(100, "rounds of the server", "training", ge=1)
+    rounds: int = setting(100, "rounds of the server", "training", ge=1, le=MOST)
     batch_size: int | str = setting(32, "samples per mini-batch, or grow:A/(B+t)", "training", per_model=True)
     seed: int = setting(0, "every random draw follows from it", "training", ge=0, lt=1 << 63)
-    eval_every: int = setting(1, "rounds from one evaluation to the next", "training", ge=1)
+    eval_every: int = setting(1, "rounds from one evaluation to the next", "training", ge=1, le=MOST)
     codec: str | None = setting(
         None,
         "how models are encoded for sending: float32, float16, sparse, int8, top:FRACTION, ...",
@@ -157,7 +159,14 @@ class RunSpec(BaseModel):
         "training",
         shown="accuracy for classes, else the loss",
     )
-    l2: float = setting(0.0, "adds l2/2 |theta|^2 to the objective of every device", "training", per_model=True, ge=0)
+    l2: float = setting(
+        0.0,
+        "adds l2/2 |theta|^2 to the objective of every device",
+        "training",
+        per_model=True,
+        ge=0,
+        allow_inf_nan=False,
+    )
     dtype: Literal["float32", "float64"] = setting("float32", "float32 or float64", "model")
     set: dict[str, Any] = setting({}, "fields of the method", "method", per_model=True)
     models: int | dict[str, dict[str, Any]] | None = setting(
@@ -170,9 +179,14 @@ class RunSpec(BaseModel):
         "stacked", "what runs the nodes: stacked, ray, or ray:auto and ray:HOST:PORT for a cluster", "compute"
     )
     workers: int | None = setting(
-        None, "worker processes; changes no bit of the result", "compute", shown="1, or 1 per core in a long run", ge=1
+        None,
+        "worker processes; changes no bit of the result",
+        "compute",
+        shown="1, or 1 per core in a long run",
+        ge=1,
+        le=MOST_WORKERS,
     )
-    tile: int | None = setting(None, "devices computed at once; changes no bit of the result", "compute", ge=1)
+    tile: int | None = setting(None, "devices computed at once; changes no bit of the result", "compute", ge=1, le=MOST)
     on: str = setting("cpu", "cpu, cuda or mps", "compute")
     batching: str | None = setting(
         None,
@@ -191,18 +205,26 @@ class RunSpec(BaseModel):
     @field_validator("metric", mode="before")
     @classmethod
     def _metric(cls, value: Any) -> Any:
-        return [name for name in value.split(",") if name] if isinstance(value, str) else value
+        return value.split(",") if isinstance(value, str) else value
 
     @field_validator("batch_size", mode="before")
     @classmethod
     def _batch_size(cls, value: Any) -> Any:
-        return int(value) if isinstance(value, str) and value.isdigit() else value
+        return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _texts(cls, value: Any) -> Any:
+        texts = value if isinstance(value, list) else [value]
+        if not texts or any(isinstance(text, str) and (not text.strip() or "\0" in text) for text in texts):
+            raise ValueError("is an empty text; give a value, or leave the setting out")
+        return value
 
     @field_validator("team_participation", "device_participation", mode="after")
     @classmethod
     def _participation(cls, value: float | str) -> float | str:
         try:
-            return float(value)
+            return finite(value) if isinstance(value, str) else float(value)
         except ValueError:
             return value
 
@@ -287,8 +309,8 @@ def check_spec(values: Mapping[str, Any]) -> RunSpec:
         name = str(first["loc"][0])
         if first["type"] == "extra_forbidden":
             raise unknown("setting", name, list(RunSpec.model_fields)) from None
-        wanted = first["msg"].removeprefix("Input ")
-        raise ValueError(f"{name} = {first['input']!r}: it {wanted[0].lower()}{wanted[1:]}") from None
+        wanted = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
+        raise ValueError(f"{name} = {short(first['input'])}: it {wanted[0].lower()}{wanted[1:]}") from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -296,12 +318,20 @@ def read_toml(path: Path) -> dict[str, Any]:
     if path.is_dir():
         raise ValueError(f"{path} is a folder; to repeat a run give {path / 'config.toml'}")
     try:
+        check_file(path)
         values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as a TOML file: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read as a TOML file: {short_line(error)}") from None
     values.pop("versions", None)
+    if not values:
+        raise ValueError(f"{path} holds no settings; write for example: rounds = 50")
     check_named(values, path, "repeat the run in Python")
     return values
+
+
+def short_line(error: Exception) -> str:
+    """The beginning of an error's first line."""
+    return str(error).partition("\n")[0][:200]
 
 
 def check_named(values: Mapping[str, Any], where: Path, advice: str) -> None:
@@ -327,7 +357,7 @@ def read_spec(what: str | None, flags: Mapping[str, Any], fields: Sequence[str] 
 
 def is_file(what: str) -> bool:
     """Whether `what` is FILE.toml (or, by mistake, a run folder) and not the name of a method."""
-    return what.endswith(".toml") or (Path(what) / "config.toml").exists() or os.sep in what
+    return what.endswith(".toml") or os.sep in what or os.path.exists(os.path.join(what, "config.toml"))
 
 
 def merge_fields(known: Any, texts: Sequence[str]) -> dict[str, Any]:
@@ -336,7 +366,7 @@ def merge_fields(known: Any, texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         field, equals, value = (part.strip() for part in text.partition("="))
         name, dot, tier = field.partition(".")
-        if not equals or not name or not value or (dot and not tier):
+        if not equals or not name or not value or (dot and not tier) or "." in tier:
             raise ValueError(f"--set {text!r}: write FIELD=VALUE, for example --set device_lr=0.05")
         if seen.setdefault(name, dot) != dot:
             raise ValueError(f"--set {name} is given both for all tiers and by tier; choose one")
@@ -351,8 +381,8 @@ def merge_fields(known: Any, texts: Sequence[str]) -> dict[str, Any]:
 def read_value(text: str) -> Any:
     """A number, true or false, a list of these (one value per node), or the text itself."""
     if "," in text:
-        return [read_value(part.strip()) for part in text.split(",") if part.strip()]
-    for kind in (int, float):
+        return [read_value(part.strip()) for part in text.split(",")]
+    for kind in (whole, finite):
         try:
             return kind(text)
         except ValueError:
@@ -365,16 +395,16 @@ def read_teams(text: str | None) -> int | tuple[int, ...] | None:
     if text is None or text == "none":
         return None if text is None else 0
     try:
-        sizes = tuple(int(part) for part in text.split("x"))
+        sizes = tuple(whole(part) for part in text.split("x"))
     except ValueError:
         raise ValueError(f"teams {text!r} are not understood; give 4, or 2x4 for two tiers of teams") from None
-    if min(sizes) < 0:
-        raise ValueError(f"teams {text!r}: there cannot be fewer than 0")
+    if min(sizes) < 0 or (min(sizes) == 0 and len(sizes) > 1) or max(sizes) > MOST:
+        raise ValueError(f"teams {text!r}: the number of teams of each tier is 1 or more; 0 alone is no teams")
     return sizes[0] if len(sizes) == 1 else sizes
 
 
-def read_numbers(name: str, text: str, kind: type, count: int, example: str) -> tuple:
-    """Numbers separated by colons."""
+def read_numbers(name: str, text: str, kind: Callable[[str], Any], count: int, example: str) -> tuple:
+    """Numbers separated by colons; `kind` reads one: `whole` or `finite`."""
     try:
         numbers = tuple(kind(part) for part in text.split(":"))
     except ValueError:

@@ -381,10 +381,12 @@ def choose_batching(objective: Objective, batch: Batch, generator_key: int = 0) 
         "stacked", "single" or "eager".
 
     Raises:
-        ValueError: the module changes its inputs or frozen parameters in place.
+        ValueError: the inputs hold NaN, or the module changes its inputs or frozen parameters in place.
     """
     noise = random.uniform(random.node_keys(generator_key, torch.arange(batch.num_rows)), objective.dimension)
     theta = (objective.initial + (0.1 * (noise - 0.5)).to(objective.dtype)).to(objective.device)
+    if not all(bool(torch.isfinite(group.x).all()) for group in batch.groups):
+        raise ValueError("the inputs hold NaN or infinity; remove or fill these samples")
     found, before = "eager", [group.x.clone() for group in batch.groups]
     versions = [p._version for p in objective.frozen.values()]
     for batching in ("stacked", "single"):

@@ -55,6 +55,8 @@ def check_writable(file: Path) -> None:
     if file.is_dir() or not file.parent.is_dir():
         wrong = f"{file} is a folder" if file.is_dir() else f"the folder {file.parent} does not exist"
         raise ValueError(f"--json {file}: {wrong}; give a file such as bench.json")
+    if file.exists() and not file.is_file():
+        raise ValueError(f"--json {file} is a pipe or a device; give a file such as bench.json")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise ValueError(f"--json {file} cannot be written; give a file in a folder with write permission")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from polytier._errors import FAULT, Stopped
 from polytier._errors import INTERRUPTED as EXIT_INTERRUPTED
 from polytier._terminal import say, silence, wide_console
 from polytier._text import duration
+from polytier.algorithms.fedavg import FedAvg
 from polytier.data.build import build_federation, load_source
+from polytier.data.federation import Federation
 from polytier.data.sources import Source, default_dir
 from polytier.files.write import make_folder, write_text
 from polytier.papers import verdicts as reproduction
@@ -33,6 +36,7 @@ from polytier.report.tables import line, table
 from polytier.runs.assemble import assemble
 from polytier.runs.estimate import seconds_a_round, seconds_a_step, steps_a_round
 from polytier.runs.loop import Loop
+from polytier.runs.make_data import needs_files
 from polytier.runs.methods import method_of, wraps_others
 from polytier.runs.spec import RunSpec, check_spec, read_teams
 from polytier.studies.compare import slug
@@ -40,6 +44,7 @@ from polytier.studies.run_queue import Task, check_same, run_tasks
 from polytier.studies.study_folder import study_folder
 
 FILE = "reproduction.json"
+TIMED_DEVICES, TIMED_BATCH = 8, 128  # devices whose step is timed, and the size of a batch that grows
 
 
 def reproduce_paper(
@@ -49,9 +54,10 @@ def reproduce_paper(
     paper, items = papers.chosen(what, scale)
     out = out or Path("runs") / f"reproduce-{paper}-{scale}"
     runs = {run.name: run for item in items for run in item.runs()}
-    tasks = make_tasks(list(runs.values()), data_dir, out / "runs")
+    samples: dict[str, Sample | str] = {}
+    tasks = make_tasks(list(runs.values()), data_dir, out / "runs", samples)
     if dry_run:
-        print_plan(runs, tasks)
+        print_plan(runs, tasks, samples)
         return
     with study_folder(out, "", FILE, "a reproduction"):
         check_same(tasks)
@@ -78,47 +84,71 @@ def reproduce_paper(
 # -- the runs -----------------------------------------------------------------------------------------
 
 
-def make_tasks(runs: Sequence[PlannedRun], data_dir: Path | None, folder: Path) -> list[Task]:
-    """The runs of all items with the first seed, then with the next. Runs whose data are missing have a reason."""
+def make_tasks(
+    runs: Sequence[PlannedRun], data_dir: Path | None, folder: Path, samples: dict[str, Sample | str]
+) -> list[Task]:
+    """The runs of all items with the first seed, then with the next; runs without data have the reason.
+
+    What is found out about the data sets is added to `samples`.
+    """
     where = {} if data_dir is None else {"data_dir": str(data_dir)}
-    missing: dict[str, str] = {}
     tasks = []
     for seed in range(max(run.seeds for run in runs)):
         for run in runs:
             if seed >= run.seeds:
                 continue
-            spec = check_spec({**run.settings, **where, "seed": seed, "workers": 1})
+            spec = check_spec({**run.settings, "seed": seed, "workers": 1})
+            spec = spec.replace(**where) if any(map(needs_files, data_of(spec))) else spec
             task = Task(run.name, spec, folder / f"{slug(run.name)}-{seed}")
             task.look()
-            if task.state == WAITING and (reason := no_data(spec, missing)):
+            if task.state == WAITING and (reason := no_data(spec, samples)):
                 task.state, task.reason = NOT_APPLICABLE, reason
             tasks.append(task)
     return tasks
 
 
-def no_data(spec: RunSpec, known: dict[str, str]) -> str:
-    """Why the data of a run are not available; empty if they are. `known` caches the results."""
+def data_of(spec: RunSpec) -> list[str]:
+    """The data sets of a run, each once."""
     tables = spec.models.values() if isinstance(spec.models, dict) else ()
-    names = dict.fromkeys([table.get("data", spec.data) for table in tables] or [spec.data])
+    return list(dict.fromkeys([table.get("data", spec.data) for table in tables] or [spec.data]))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the samples of a data set look like."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    classes: int | None
+
+
+def no_data(spec: RunSpec, known: dict[str, Sample | str]) -> str:
+    """Why the data of a run are not available; empty if they are. `known` caches what was found."""
+    names = data_of(spec)
     for name in names:
         if name not in known:
-            try:
-                load_source(name, default_dir() if spec.data_dir is None else Path(spec.data_dir), 2, 0)
-                known[name] = ""
-            except ValueError as error:
-                known[name] = str(error)
-    return next((known[name] for name in names if known[name]), "")
+            known[name] = look_at(name, spec.data_dir)
+    return next((found for name in names if isinstance(found := known[name], str)), "")
+
+
+def look_at(name: str, data_dir: str | None) -> Sample | str:
+    """The form of a data set's samples, or why it cannot be read."""
+    try:
+        source = load_source(name, default_dir() if data_dir is None else Path(data_dir), 2, 0)
+    except ValueError as error:
+        return str(error)
+    return Sample(source.x.shape[1:], source.x.dtype, source.num_classes)
 
 
 # -- estimated time -----------------------------------------------------------------------------------
 
 
-def print_plan(runs: Mapping[str, PlannedRun], tasks: Sequence[Task]) -> None:
+def print_plan(runs: Mapping[str, PlannedRun], tasks: Sequence[Task], samples: Mapping[str, Sample | str]) -> None:
     """Print every run with its settings, data, device steps and estimated hours on this machine."""
     total, timed, rows = 0.0, {}, []
     for task in (t for t in tasks if t.spec.seed == 0):
         with silence():  # the runs themselves log these messages
-            run, (steps, seconds) = runs[task.method], cost(task, timed)
+            run, (steps, seconds) = runs[task.method], cost(task, timed, samples)
         total += run.seeds * (seconds or 0)
         settings = {k: v for k, v in run.settings.items() if k not in ("data", "model", "set")}
         told = " ".join(f"{k}={v}" for k, v in (settings | dict(run.settings.get("set", {}))).items())
@@ -145,7 +175,7 @@ def print_plan(runs: Mapping[str, PlannedRun], tasks: Sequence[Task]) -> None:
     line(wide_console(), f"{len(tasks)} runs, about {total / 3600:.1f} hours of training on one core")
 
 
-def cost(task: Task, timed: dict[Any, float]) -> tuple[float | None, float | None]:
+def cost(task: Task, timed: dict[Any, float], samples: Mapping[str, Sample | str]) -> tuple[float | None, float | None]:
     """Device steps of a run, and seconds on one core; `timed` caches the time of a step."""
     spec = task.spec
     if wraps_others(spec):
@@ -157,8 +187,7 @@ def cost(task: Task, timed: dict[Any, float]) -> tuple[float | None, float | Non
     steps = steps_on_stand_in(spec)
     key = (spec.data, spec.model, spec.batch_size, spec.dtype)
     if key not in timed and not task.reason:
-        with Loop.of(spec) as loop:
-            timed[key] = seconds_a_step(loop.context)
+        timed[key] = seconds_on_stand_in(spec, samples[spec.data])
     if steps is None:
         return None, None
     return spec.rounds * steps, None if task.reason else spec.rounds * steps * timed[key]
@@ -166,12 +195,30 @@ def cost(task: Task, timed: dict[Any, float]) -> tuple[float | None, float | Non
 
 def steps_on_stand_in(spec: RunSpec) -> float | None:
     """Device steps per round, counted with two samples per device, because the data may not be available."""
-    device = np.repeat(np.arange(spec.devices or 40), 3)
-    source = Source(np.zeros((len(device), 2), np.float32), device % 2, 2, device, cluster=device % 2)
-    data = build_federation(source, teams=read_teams(spec.teams), split=(1, 1, 1))
+    data = stand_in(spec.devices or 40, 3, Sample((2,), np.dtype(np.float32), 2), read_teams(spec.teams))
     small = spec.replace(model="dnn:2", batching="eager", batch_size=spec.batch_size)
     with Loop(assemble(small, algorithm=method_of(spec), federation=data)) as loop:
         return steps_a_round(loop)
+
+
+def seconds_on_stand_in(spec: RunSpec, sample: Sample | str) -> float:
+    """Seconds of one step of one device, measured on samples of the same form: the data may be large."""
+    if isinstance(sample, str) or sample.classes is None:  # problems that are generated, and small
+        with Loop.of(spec) as loop:
+            return seconds_a_step(loop.context)
+    size = spec.batch_size if isinstance(spec.batch_size, int) else TIMED_BATCH
+    data = stand_in(min(spec.devices or 40, TIMED_DEVICES), 3 * size, sample, 0)
+    plain = spec.replace(team_participation=1.0, device_participation=1.0, codec=None, upload=None)
+    with Loop(assemble(plain, algorithm=FedAvg(), federation=data)) as loop:
+        return seconds_a_step(loop.context)
+
+
+def stand_in(devices: int, each: int, sample: Sample, teams: int | tuple[int, ...] | None) -> Federation:
+    """Devices with so many samples each, a third for training, in two true groups."""
+    device = np.repeat(np.arange(devices), each)
+    x, classes = np.zeros((len(device), *sample.shape), sample.dtype), sample.classes or 2
+    source = Source(x, np.arange(len(device)) % classes, classes, device, cluster=device % 2)
+    return build_federation(source, teams=teams, split=(1, 1, 1))
 
 
 # -- results ------------------------------------------------------------------------------------------

@@ -20,12 +20,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from polytier._errors import FAULT, INTERRUPTED, Stopped
 from polytier._terminal import Interrupt, log, wide_console
 from polytier.data.federation import Federation
 from polytier.files.read import Damaged, read_bytes, read_json, read_line
 from polytier.files.write import json_line, write_json, write_text
 from polytier.method.call import Diverged, NodesLost
+from polytier.method.parameters import check_fit
 from polytier.models.metrics import LOSS, MetricInfo
 from polytier.report.comparison import DONE, FAILED
 from polytier.runs.assemble import Objectives, assemble
@@ -122,6 +125,9 @@ def make_search(spec: RunSpec, over: Sequence[str], seeds: int) -> Search:
         raise ValueError(f"{spec.algorithm} trains several models; tune the method of each model separately")
     algorithm = method_of(spec)
     space = read_space(spec.algorithm, algorithm, over)
+    for name, own in space.items():
+        for value in own.get("choices") or (own["low"], own["high"]):
+            check_fit(name, value, (), float(np.finfo(spec.dtype).max))
     if "eval_every" not in spec.model_fields_set:  # often enough to stop bad trials early
         spec = spec.replace(eval_every=max(1, spec.rounds // 10))
     numbers = range(spec.seed, spec.seed + seeds)

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from polytier._errors import check_file
+
 FILE = "collaboration.npz"  # in a run folder
 DENSE = 2000  # largest number of clients for which the matrix [n, n] is made by default
 
@@ -289,6 +291,7 @@ def load(path: Path | str) -> tuple[dict[int, Collaboration], np.ndarray | None]
         ValueError: if the file cannot be read or is not such a file.
     """
     try:
+        check_file(path)
         with Path(path).open("rb") as file:
             archive: Any = np.load(file, allow_pickle=False)
             if isinstance(archive, np.ndarray):

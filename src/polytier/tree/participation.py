@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polytier._errors import check_file
+from polytier._text import finite, whole
 from polytier.tree import random
 
 NEVER = 1 << 62  # the round of leaving of nodes that stay until the end
@@ -60,9 +63,11 @@ class Participation:
             raise ValueError(
                 f"participation is a fraction in (0, 1]; got {self.fraction}; for a number of nodes use count:N"
             )
-        if self.count is not None and self.count < 1:
+        if self.count is not None and not 1 <= self.count < NEVER:
             raise ValueError(f"participation count:N needs N of at least 1; got {self.count}; use e.g. count:4")
         if self.schedule is not None:
+            if not self.schedule:
+                raise ValueError("the participation schedule is empty; give lines id,join,leave, such as 7,10,20")
             object.__setattr__(self, "schedule", tuple(as_line(line) for line in self.schedule))
 
     @classmethod
@@ -78,8 +83,8 @@ class Participation:
             return cls(schedule=read_schedule(Path(value.removeprefix("schedule:"))))
         try:
             if isinstance(value, str) and value.startswith("count:"):
-                return cls(count=int(value.removeprefix("count:")))
-            return cls(fraction=float(value))
+                return cls(count=whole(value.removeprefix("count:")))
+            return cls(fraction=finite(value) if isinstance(value, str) else float(value))
         except ValueError as error:
             if "participation" in str(error):
                 raise
@@ -158,7 +163,10 @@ class Participation:
 def read_table(path: Path) -> Tensor:
     """The table of a .npy or .csv file, bool [rounds, nodes]."""
     try:
-        values = np.load(path, allow_pickle=False) if path.suffix == ".npy" else np.loadtxt(path, delimiter=",")
+        check_file(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of an empty file, which is refused below
+            values = np.load(path, allow_pickle=False) if path.suffix == ".npy" else np.loadtxt(path, delimiter=",")
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(
             f"cannot read the participation table {path}: {error}; give a .npy or .csv file of 0 and 1, a row per round"
@@ -168,7 +176,8 @@ def read_table(path: Path) -> Tensor:
 
 def as_table(values: np.ndarray, name: str) -> Tensor:
     """The values as bool [rounds, nodes]; `name` is how a message calls them."""
-    if values.ndim != 2 or not len(values) or not np.isin(values, (0, 1)).all():
+    known = values.dtype.kind in "biuf" and values.ndim == 2
+    if not known or not values.size or not np.isin(values, (0, 1)).all():
         raise ValueError(f"{name} needs 0 or 1 for every round (rows) and node (columns); got shape {values.shape}")
     return torch.from_numpy(values.astype(bool))
 
@@ -176,6 +185,7 @@ def as_table(values: np.ndarray, name: str) -> Tensor:
 def read_schedule(path: Path) -> list[tuple[Any, ...]]:
     """The lines id,join,leave of a file; a header line with these words is allowed."""
     try:
+        check_file(path)
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = [tuple(part.strip() for part in line) for line in csv.reader(file) if line]
     except (OSError, ValueError, csv.Error) as error:
@@ -189,8 +199,8 @@ def as_line(line: Sequence[Any]) -> tuple[str, int, int]:
     """The id as text, and the rounds of joining and leaving."""
     try:
         name, join, leave = line
-        start, end = int(str(join)), NEVER if leave in (None, "") else int(str(leave))
-        if not 1 <= start < end:
+        start, end = whole(str(join)), NEVER if leave in (None, "") else whole(str(leave))
+        if not 1 <= start < end <= NEVER:
             raise ValueError
     except (TypeError, ValueError):
         raise ValueError(

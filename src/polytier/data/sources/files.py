@@ -27,7 +27,8 @@ def reading(path: Path | str, what: str, advice: str = "get the file again") -> 
     try:
         yield
     except Exception as error:  # a broken pickle or archive can raise nearly anything
-        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__} {error}"
+        text = " ".join(str(error).split())
+        reason = text if isinstance(error, ValueError) else f"{type(error).__name__} {text}"
         raise ValueError(f"{path} cannot be read as {what}: {reason}; {advice}") from error
 
 
@@ -40,7 +41,7 @@ def search_folders(data_dir: Path | None, *names: str) -> list[Path]:
 def find_file(file: str, places: Sequence[Path]) -> Path | None:
     """The first FILE or FILE.gz in the folders."""
     found = (place / (file + end) for place in places for end in ("", ".gz"))
-    return next((path for path in found if path.exists()), None)
+    return next((path for path in found if path.is_file()), None)
 
 
 def find_files(name: str, files: Sequence[str], places: Sequence[Path]) -> list[Path]:
