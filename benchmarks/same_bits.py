@@ -41,7 +41,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 TEXTS = ("metrics.jsonl", "summary.json", "devices.csv", "traffic.csv", "topology.json")
 COMPARED = ("models/**/*.safetensors", *TEXTS, "collaboration.npz", "predicted.npz")
-TIMES = ("seconds", "device_steps_per_second")  # keys whose values are never the same
+# keys whose values are never the same: times, and the checksums of records with times
+TIMES = ("seconds", "device_steps_per_second", "crc32", "sha256")
 SHOWN = 3  # differences of a setting that are printed
 SLOWEST, SECONDS = 0.97, 1.5  # the ratio of speeds that is still accepted; how long one measurement takes
 
