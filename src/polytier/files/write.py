@@ -6,6 +6,7 @@ function of `os`, so that tests can make each of them fail.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -20,6 +21,7 @@ from typing import Any
 
 PARTIAL = ".partial"  # ending of files that are not complete
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+NO_FAULT_OF_THE_PATH = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 CHUNK = 8 << 20  # bytes per system call
 
 
@@ -116,7 +118,8 @@ def make_folder(folder: Path) -> list[Path]:
         The folders that were created, the innermost first.
 
     Raises:
-        ValueError: They cannot be created.
+        ValueError: They cannot be created there.
+        OSError: The disk is full or broken.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
@@ -124,6 +127,8 @@ def make_folder(folder: Path) -> list[Path]:
         for path in missing:
             sync_folder(path.parent)
     except OSError as error:
+        if error.errno in NO_FAULT_OF_THE_PATH:
+            raise
         raise ValueError(f"the folder {folder} cannot be created: {error.strerror}; give another one") from None
     return missing
 

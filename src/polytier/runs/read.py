@@ -352,8 +352,11 @@ def finished_rounds(folder: Path, wanted: int) -> int | None:
     """The rounds of a run that has completed at least `wanted` rounds and whose files are whole; otherwise None."""
     try:
         summary = read_summary(folder)
-        if summary is None or summary.get("rounds", 0) < wanted or read_state(folder)["state"] == RUNNING:
+        if summary is None or summary.get("rounds", 0) < wanted:
             return None
+        state = read_state(folder)
+        if state["state"] == RUNNING or (state["state"] == STOPPED and state["round"] <= summary["rounds"]):
+            return None  # the last thing that a run writes is the state that it is done
         for name in summary.get("files") or ():
             check_result(folder, name)
         read_tiers(folder)

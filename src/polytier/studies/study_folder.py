@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from polytier._errors import FAULT, Stopped, outcome
 from polytier.files import lock
 from polytier.files.lock import FolderLock
 from polytier.files.read import refuse_links
@@ -25,6 +26,7 @@ def study_folder(out: Path | None, stem: str, marker: str, what: str) -> Iterato
 
     Raises:
         ValueError: The folder has other content, or another process uses it.
+        Stopped: The disk is full or broken. The message says how to continue.
     """
     if out is None:
         held = claim_next(Path("runs"), stem)
@@ -42,6 +44,9 @@ def study_folder(out: Path | None, stem: str, marker: str, what: str) -> Iterato
         if not (held.folder / marker).exists():
             discard(held)
         raise
+    except OSError as error:
+        code, text = outcome(error)
+        raise Stopped(f"{text}; continue with the same command and --out {held.folder}", code or FAULT) from None
     finally:
         held.release()
 
