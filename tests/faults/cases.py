@@ -26,8 +26,24 @@ DATA = "../data.npz"
 TINY = (DATA, "--model", "mclr", "--batch-size", "4", "--workers", "1", "--batching", "eager")
 METHOD = ("--set", "device_steps=1", "--set", "team_rounds=1", "--device-participation", "0.5")
 RUN = ("run", "permfl", "--data", *TINY, *METHOD, "--rounds", "3", "--quiet")
-COMPARE = ("compare", "permfl,fedavg", "--data", *TINY, "--rounds", "2", "--jobs", "1", "--seeds", "1")
-TUNE = ("tune", "fedavg", "--data", *TINY, "--split", "3:1:1", "--rounds", "2", "--over", "device_lr", "--trials", "2")
+STEPS = ("--set", "permfl.device_steps=1", "--set", "permfl.team_rounds=1", "--set", "fedavg.device_steps=1")
+COMPARE = ("compare", "permfl,fedavg", "--data", *TINY, "--rounds", "2", "--jobs", "1", "--seeds", "1", *STEPS)
+TUNE = (
+    "tune",
+    "fedavg",
+    "--data",
+    *TINY,
+    "--split",
+    "3:1:1",
+    "--rounds",
+    "2",
+    "--over",
+    "device_lr",
+    "--trials",
+    "2",
+    "--set",
+    "device_steps=1",
+)
 SEVERAL = """
 algorithm = "mfa-rr"
 rounds = 3
@@ -52,6 +68,7 @@ def make_data(folder: Path) -> None:
     rng, device = np.random.default_rng(1), np.repeat(np.arange(4), 10)
     x, y = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 3, 40)
     np.savez(folder / "data.npz", x=x, y=y, device=device, team=device // 2)
+    np.savez(folder / "flat.npz", x=x, y=y, device=device)
     np.savez(folder / "inputs.npz", x=x[:5])
     (folder / "several.toml").write_text(SEVERAL)
 

@@ -50,6 +50,7 @@ class Tally:
     def problem(self, case: str, kind: str, where: str, text: str) -> None:
         self.count(case, kind)
         self.problems.append({"command": case, "kind": kind, "where": where, "text": text[-600:]})
+        print(f"{case}: {kind}, {where}:\n    {text[-600:]}", flush=True)
 
 
 @dataclass
@@ -190,8 +191,6 @@ def main(arguments: list[str]) -> int:
     counts: dict[str, Any] = {name: dict(found) for name, found in tally.counts.items()}
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     asked.out.write_text(json.dumps({"by command": counts, "problems": tally.problems}, indent=2) + "\n")
-    for problem in tally.problems[:40]:
-        print("{command}: {kind}, {where}:\n    {text}".format(**problem))
     print(f"{len(tally.problems)} problems; the counts are in {asked.out}")
     return 1 if tally.problems else 0
 
