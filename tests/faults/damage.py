@@ -115,9 +115,9 @@ def load() -> Outcome:
     """`Run.load` in Python: everything that it reads."""
     try:
         run = Run.load("r")
-        parts = [[part.personal, part.team, part.global_, part.state, part.history] for part in run.parts]
-        given = pickle.dumps([parts, run.collaboration and {k: v.weights for k, v in run.collaboration.items()}])
-        return 0, hashlib.sha256(given).hexdigest(), ""
+        parts = [[p.personal, p.team, p.global_, p.state, p.history, p.ledger.rounds] for p in run.parts]
+        given = repr([parts, {k: v.weights.tolist() for k, v in run.collaboration.items()}, run.seconds])
+        return 0, hashlib.sha256(given.encode()).hexdigest(), ""
     except (ValueError, OSError) as error:
         return 2, "", f"polytier: {error}"
     except BaseException:

@@ -222,10 +222,10 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     write_sealed(path, [json.dumps(finite(value), indent=2).removesuffix("\n}")])
 
 
-def json_line(record: dict[str, Any]) -> str:
-    """A record as one line of JSON that ends with its own checksum."""
+def json_line(record: dict[str, Any], owner: str = "") -> str:
+    """A record as one line of JSON that ends with its own checksum, which also depends on the owner of the file."""
     text = json.dumps(finite(record))[:-1]
-    return f'{text}, "crc32": "{zlib.crc32(text.encode()):08x}"}}\n'
+    return f'{text}, "crc32": "{zlib.crc32(text.encode(), zlib.crc32(owner.encode())):08x}"}}\n'
 
 
 def finite(value: Any) -> Any:

@@ -114,6 +114,9 @@ class MappedMemory(Memory):
                     found[1][ids] = rows is not None
                     found[0][ids] = 0 if rows is None else rows
         self._now[0] = latest + 1  # a new epoch: no row is noted in it
+        for row in self._known():
+            self._open(row)
+            self._noted[row].zero_()  # whatever a damaged file says
         self._digests.clear()
         self._sync()
         for number, path in self._journals():
@@ -138,12 +141,17 @@ class MappedMemory(Memory):
         for name, wanted in digests.items():
             row = RowName.parse(name)
             if self._open(row) is None:
-                raise Damaged(f"the rows {row.name!r} in {self.folder} are missing")
+                raise Damaged(f"{self.folder / row.folder()} is damaged: its rows are missing")
             self._update_digests(row)
             seen = self._digests[row]
             if seen.shape != wanted.shape or not torch.equal(seen, wanted):
                 bad = int((seen != wanted).any(1).nonzero()[0]) if seen.shape == wanted.shape else 0
-                raise Damaged(f"the rows {row.name!r} in {self.folder} are damaged (block {bad} of {len(wanted)})")
+                stem = self._stem_of(row)
+                raise Damaged(f"{stem}.rows or {stem.name}.kept is damaged (block {bad} of {len(wanted)})")
+        for row in self._known():
+            found = self._open(row)
+            if str(row) not in digests and found is not None and bool(found[1].any()):
+                raise Damaged(f"{self._stem_of(row)}.kept is damaged: there were no such rows at this checkpoint")
 
     def _update_digests(self, row: RowName) -> None:
         """Compute the digests of the blocks in which a row was written since they were last computed."""
