@@ -105,14 +105,18 @@ class MappedMemory(Memory):
     def undo(self, epoch: int) -> None:
         """Restore the rows as they were at the start of an epoch."""
         latest = max([self.epoch, epoch, *(number for number, _ in self._journals())])
+        for path in self.folder.glob("*/*/**/*.kept"):  # a loss of power may have removed one file of several
+            if not path.with_suffix(".rows").exists():
+                path.unlink()
         for number, path in sorted(self._journals(), reverse=True):
             if number >= epoch:
                 for row, ids, rows in read_records(path):
                     found = self._open(row)
-                    if found is None:
-                        raise Damaged(f"{self.folder / row.folder()} is missing")
-                    found[1][ids] = rows is not None
-                    found[0][ids] = 0 if rows is None else rows
+                    if found is not None:
+                        found[1][ids] = rows is not None
+                        found[0][ids] = 0 if rows is None else rows
+                    elif rows is not None:  # without rows before, a loss of power may have removed the files
+                        raise Damaged(f"{self.folder / row.folder()} is damaged: its rows are missing")
         self._now[0] = latest + 1  # a new epoch: no row is noted in it
         for row in self._known():
             self._open(row)

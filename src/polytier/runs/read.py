@@ -282,7 +282,8 @@ def read_config(folder: Path) -> Record:
     if not folder.is_dir():
         raise ValueError(f"the run folder {folder} does not exist; `polytier run` makes one, by default in runs/")
     if not path.is_file():
-        started = (folder / lock.FILE).exists() and not any((folder / CHECKPOINTS).glob("round-*"))
+        ours = (folder / lock.FILE).exists() or not any(folder.iterdir())
+        started = ours and not any((folder / CHECKPOINTS).glob("round-*"))
         nothing = ": nothing was saved before the run stopped; start it again" if started else ""
         raise ValueError(f"{folder} is not a run folder: it has no config.toml{nothing}")
     try:
