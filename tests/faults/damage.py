@@ -143,7 +143,7 @@ class Proof:
         self.reset()
         self.right = read_all(self.root, self.several)
         self.resumed: dict[tuple[str, ...], dict[str, Any]] = {}
-        self.commands = [("resume", "r", "--quiet")]
+        self.commands: list[tuple[str, ...]] = [("resume", "r", "--quiet")]
         if (kept / "summary.json").exists():
             self.commands.append(("resume", "r", "--rounds", "4", "--quiet"))
         for args in self.commands:

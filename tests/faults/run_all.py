@@ -82,7 +82,7 @@ class Prover:
 
     def numbers(self, count: int, shift: int = 0) -> Iterator[int]:
         """The numbers of the selected operations: different ones for different shifts."""
-        return iter(range(1 + (shift * 7) % self.every, count + 1, self.every))
+        return iter(range(1 + (shift * 7) % max(1, min(self.every, count)), count + 1, self.every))
 
     # -- (a) -------------------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ def main(arguments: list[str]) -> int:
         tally = prove(Path(place), asked.sample, asked.only)
     counts: dict[str, Any] = {name: dict(found) for name, found in tally.counts.items()}
     asked.out.parent.mkdir(parents=True, exist_ok=True)
-    asked.out.write_text(json.dumps({"by command": counts, "problems": tally.problems}, indent=2) + "\n")
+    asked.out.write_text(json.dumps({"every": asked.sample, "by command": counts, "problems": tally.problems}, indent=2) + "\n")
     print(f"{len(tally.problems)} problems; the counts are in {asked.out}")
     return 1 if tally.problems else 0
 

@@ -344,7 +344,7 @@ def read_summary(folder: Path) -> Record | None:
     done = state.get("state") == DONE
     if not path.exists():
         if done:
-            raise Damaged(f"{path} is missing, but the run is done; {repair(folder)}")
+            raise Damaged(f"{path} is missing, but by {folder / STATE} the run is done; {repair(folder)}")
         return None
     found = read_own(folder, SUMMARY)
     if not isinstance(found.get("rounds", 0), int):
@@ -450,9 +450,8 @@ def read_lines(folder: Path) -> tuple[list[Record], bool]:
                 raise Damaged("it is not the record of this round")
             history.append(record)
         except Damaged as error:
-            if number == len(lines) and not CHECKED_LINE.match(
-                line
-            ):  # nothing, or the beginning of a line, follows the last end of a line
+            begun = number == len(lines) and not CHECKED_LINE.match(line)
+            if begun:  # nothing, or the beginning of a line, follows the last end of a line
                 return history, not line
             text = f"line {number} of {path} is damaged: {error}, or {folder / STATE} is of another run"
             raise Damaged(f"{text}; {repair(folder)}") from None
