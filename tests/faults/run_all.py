@@ -190,7 +190,9 @@ def main(arguments: list[str]) -> int:
         tally = prove(Path(place), asked.sample, asked.only)
     counts: dict[str, Any] = {name: dict(found) for name, found in tally.counts.items()}
     asked.out.parent.mkdir(parents=True, exist_ok=True)
-    asked.out.write_text(json.dumps({"every": asked.sample, "by command": counts, "problems": tally.problems}, indent=2) + "\n")
+    asked.out.write_text(
+        json.dumps({"every": asked.sample, "by command": counts, "problems": tally.problems}, indent=2) + "\n"
+    )
     print(f"{len(tally.problems)} problems; the counts are in {asked.out}")
     return 1 if tally.problems else 0
 

@@ -119,6 +119,8 @@ def discard(held: FolderLock) -> None:
 
 def reopen(folder: Path) -> FolderLock:
     """Lock the folder of a run that is to be continued, and remove what a killed process left behind."""
+    if not folder.is_dir():
+        raise ValueError(f"the run folder {folder} does not exist; `polytier run` makes one, by default in runs/")
     refuse_links(folder)
     held = FolderLock(folder)
     try:
