@@ -14,11 +14,13 @@ import torch
 
 from commands import SMALL, call
 from polytier import Run, Topology
+from polytier.files.lock import FolderLock
 from polytier.files.read import Damaged
 from polytier.files.write import make_folder
 from polytier.method.mapped_memory import MappedMemory
 from polytier.runs import checkpoint
 from polytier.runs.read import RunRecord, finished_rounds, read_history, read_summary, read_tiers
+from polytier.studies.study_folder import check_folder
 
 TREE = Topology.build(np.arange(6), np.arange(6) // 3)
 SHORT = ("run", *SMALL, "--rounds", 2, "--workers", 1, "--quiet")
@@ -173,3 +175,42 @@ def test_damaged_notes_do_not_keep_rows_from_the_journal(tmp_path):
     last = MappedMemory(TREE, tmp_path)
     last.undo(epoch)
     assert torch.equal(last.read(2, "model", torch.arange(6), rows(0.0)), rows(1.0))
+
+
+def test_a_record_of_zeros_at_the_end_is_one_that_was_not_written(tmp_path):
+    """After a loss of power the end of a journal may be zeros. They passed as a record, which then could not be read."""
+    memory = MappedMemory(TREE, tmp_path)
+    memory.write(2, "model", torch.arange(6), rows(1.0))
+    epoch = memory.advance()
+    memory.write(2, "model", torch.tensor([0]), rows(5.0)[:1])
+    journal = next(tmp_path.glob(f"log-{epoch}-*"))
+    journal.write_bytes(journal.read_bytes() + bytes(300))
+    again = MappedMemory(TREE, tmp_path)
+    again.undo(epoch)
+    assert torch.equal(again.read(2, "model", torch.arange(6), rows(0.0)), rows(1.0))
+
+
+def test_a_study_that_was_killed_before_its_first_file_was_complete_starts_again(tmp_path):
+    """The unfinished file made the folder look like one of somebody else."""
+    for name in (".lock", ".compare.json.0123456789abcdef.partial"):
+        (tmp_path / name).touch()
+    check_folder(tmp_path, "compare.json", "a comparison")
+    (tmp_path / "mine").touch()
+    with pytest.raises(ValueError, match="is not a comparison"):
+        check_folder(tmp_path, "compare.json", "a comparison")
+
+
+def test_a_lock_whose_file_cannot_be_closed_is_released(tmp_path, monkeypatch):
+    """It was closed a second time: a bad file descriptor, after a run that was done."""
+    lock = FolderLock(tmp_path)
+    with monkeypatch.context() as patch:
+        real = os.close
+
+        def close(file: int) -> None:
+            real(file)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        patch.setattr(os, "close", close)
+        lock.release()
+        lock.release()
+    FolderLock(tmp_path).release()

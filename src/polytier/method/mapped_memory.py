@@ -54,6 +54,7 @@ class MappedMemory(Memory):
             )
         self._take_over_0_1()
         self._now = map_file(folder / "epoch", torch.int64, (1,))
+        self._journals_read = ""  # for errors
         self._noted: dict[RowName, Tensor] = {}
         self._digests: dict[RowName, Tensor] = {}  # [blocks, 32] uint8, as of the last checkpoint
 
@@ -108,6 +109,8 @@ class MappedMemory(Memory):
         for path in self.folder.glob("*/*/**/*.kept"):  # a loss of power may have removed one file of several
             if not path.with_suffix(".rows").exists():
                 path.unlink()
+        names = [path.name for number, path in self._journals() if number >= epoch]
+        self._journals_read = f", or a journal: {', '.join(names)}" if names else self._journals_read
         for number, path in sorted(self._journals(), reverse=True):
             if number >= epoch:
                 for row, ids, rows in read_records(path):
@@ -151,11 +154,14 @@ class MappedMemory(Memory):
             if seen.shape != wanted.shape or not torch.equal(seen, wanted):
                 bad = int((seen != wanted).any(1).nonzero()[0]) if seen.shape == wanted.shape else 0
                 stem = self._stem_of(row)
-                raise Damaged(f"{stem}.rows or {stem.name}.kept is damaged (block {bad} of {len(wanted)})")
+                raise Damaged(
+                    f"{stem}.rows or {stem.name}.kept is damaged (block {bad} of {len(wanted)}){self._journals_read}"
+                )
         for row in self._known():
             found = self._open(row)
             if str(row) not in digests and found is not None and bool(found[1].any()):
-                raise Damaged(f"{self._stem_of(row)}.kept is damaged: there were no such rows at this checkpoint")
+                text = f"{self._stem_of(row)}.kept is damaged: there were no such rows at this checkpoint"
+                raise Damaged(f"{text}{self._journals_read}")
 
     def _update_digests(self, row: RowName) -> None:
         """Compute the digests of the blocks in which a row was written since they were last computed."""
@@ -216,19 +222,21 @@ class MappedMemory(Memory):
 def read_records(path: Path) -> Iterator[tuple[RowName, Tensor, Tensor | None]]:
     """The records of a journal: the name, the ids and the rows, or None for rows that were not kept.
 
-    An incomplete record at the end is left out: its rows were not overwritten yet.
+    A record that is not whole, and what follows it, is left out. After a crash or a loss of power it is the last one,
+    and its rows were not overwritten yet; if it was damaged later, the digests of the rows tell.
 
     Raises:
-        Damaged: A record does not have the content that was written.
+        Damaged: The file cannot be read, or a whole record has another content than records have.
     """
-    data, start = memoryview(read_bytes(path)), 0
+    try:
+        data, start = memoryview(read_bytes(path)), 0
+    except OSError as error:
+        raise Damaged(f"{path} cannot be read: {error.strerror}") from None
     while start + HEAD.size <= len(data):
         size, checksum = HEAD.unpack(data[start : start + HEAD.size])
         record = data[start + HEAD.size : start + HEAD.size + size]
-        if len(record) < size:
+        if not size or len(record) < size or zlib.crc32(record) != checksum:
             return
-        if zlib.crc32(record) != checksum:
-            raise Damaged(f"{path} is damaged: a record does not match its checksum")
         try:
             tensors = {name.partition(":")[0]: (name.partition(":")[2], v) for name, v in load(bytes(record)).items()}
             (name, ids), (_, rows) = tensors["ids"], tensors.get("rows", ("", None))

@@ -289,7 +289,7 @@ def read_config(folder: Path) -> Record:
     try:
         values = tomllib.loads(read_bytes(path).decode())
     except (OSError, ValueError, RecursionError) as error:
-        raise Damaged(f"{path} cannot be read: {error}") from None
+        raise Damaged(f"{path} cannot be read: {error}; restore it, or repeat the run") from None
     if "algorithm" not in values:
         raise Damaged(f"{path} is not what a run writes: it names no algorithm; restore it, or repeat the run")
     for name, kind in CONFIG.items():

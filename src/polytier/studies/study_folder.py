@@ -10,7 +10,7 @@ from polytier._errors import FAULT, Stopped, outcome
 from polytier.files import lock
 from polytier.files.lock import FolderLock
 from polytier.files.read import refuse_links
-from polytier.files.write import make_folder, remove_partials
+from polytier.files.write import PARTIAL, make_folder, remove_partials
 from polytier.runs.folder import claim_next, discard
 
 
@@ -55,5 +55,5 @@ def check_folder(out: Path, marker: str, what: str) -> None:
     """Raise an error if the folder has content that is not from such a study."""
     if not out.exists() or (out / marker).exists():
         return
-    if not out.is_dir() or any(path.name != lock.FILE for path in out.iterdir()):
+    if not out.is_dir() or any(path.name != lock.FILE and path.suffix != PARTIAL for path in out.iterdir()):
         raise ValueError(f"{out} exists and is not {what} (it has no {marker}); give another --out")
