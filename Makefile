@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --con
 BROWSER := command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
 	&& DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || true
 
-.PHONY: run test fuzz docs format clean
+.PHONY: run test faults fuzz docs format clean
 
 run: $(VENV)/.run
 	$(BIN)/polytier run --rounds 50
@@ -38,6 +38,10 @@ fuzz: $(VENV)/.test
 # Pages of docs/ that are made from the code
 docs: $(VENV)/.test
 	$(BIN)/python docs/make_settings.py
+
+# Fails at every file operation of run folders; takes about an hour
+faults: $(VENV)/.test
+	PYTHONPATH=tests $(BIN)/python -m faults.run_all
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .

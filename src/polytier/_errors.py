@@ -13,6 +13,11 @@ from typing import Any
 
 LONGEST = 255  # bytes of the name of a file
 BAD_INPUT, FAULT, INTERRUPTED = 2, 3, 130  # exit codes of the command line
+DISK_ADVICE = {
+    errno.ENOSPC: ": make room on this disk",
+    errno.EDQUOT: ": make room on this disk",
+    errno.EIO: ": check this disk, then try again",
+}
 
 
 class Stopped(Exception):
@@ -45,8 +50,7 @@ def outcome(error: BaseException) -> tuple[int | None, str]:
     if isinstance(error, ValueError):
         return BAD_INPUT, str(error)
     if isinstance(error, OSError):
-        room = ": make room on this disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        return FAULT, f"{error}{room}"
+        return FAULT, f"{error}{DISK_ADVICE.get(error.errno or 0, '')}"
     if isinstance(error, EOFError):
         return FAULT, "a process of the run ended unexpectedly"
     return None, str(error)

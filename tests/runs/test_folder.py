@@ -22,7 +22,7 @@ from polytier.models.metrics import LOSS
 from polytier.runs.callbacks import MLflow, RunFolder, TensorBoard
 from polytier.runs.folder import check_free
 from polytier.runs.loop import make_loop
-from polytier.runs.read import read_history
+from polytier.runs.read import read_history, read_state
 from polytier.runs.summary import best_of
 
 QUICK: Any = {"device_steps": 2, "team_rounds": 2}
@@ -208,7 +208,8 @@ def test_a_half_written_line_and_later_rounds_are_dropped(federation, tmp_path):
         training.run(2, [RunFolder(tmp_path / "run")])
         lines = (tmp_path / "run" / "metrics.jsonl").read_text()
         with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
-            file.write(json_line({"round": 3, "bytes": {}}) + '{"round": 4, "pers')
+            owner = read_state(tmp_path / "run")["run"]
+            file.write(json_line({"round": 3, "bytes": {}}, owner) + '{"round": 4, "pers')
         assert [r["round"] for r in read_history(tmp_path / "run")] == [1, 2, 3]
         training.run(2, [RunFolder(tmp_path / "run", resumed=True)])
         assert (tmp_path / "run" / "metrics.jsonl").read_text() == lines

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 FILE = ".lock"
@@ -46,9 +47,10 @@ class FolderLock:
 
     def release(self) -> None:
         """Give the lock back. The file stays: removing it would let two processes lock different files."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):  # the file is closed all the same, and its content matters to nobody
+                os.close(file)
 
     def __enter__(self) -> FolderLock:
         return self

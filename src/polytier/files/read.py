@@ -90,19 +90,22 @@ def refuse_links(folder: Path) -> None:
                 raise ValueError(f"{entry.path} is {kind}; {advice}")
 
 
-def read_line(line: str, checked: bool) -> dict[str, Any]:
+def read_line(line: str, checked: bool, owner: str = "") -> dict[str, Any]:
     """A record that `json_line` wrote.
 
     Args:
         line: The line without its end.
         checked: Whether it has to have a checksum; version 0.1 wrote lines without one.
+        owner: As given to `json_line`.
 
     Raises:
         Damaged: It is no object, or does not match its checksum.
     """
     found = CHECKED_LINE.fullmatch(line)
-    if found is not None and f"{zlib.crc32(found[1].encode('utf-8', 'surrogateescape')):08x}" != found[2]:
-        raise Damaged("it does not match its checksum")
+    if found is not None:
+        text = found[1].encode("utf-8", "surrogateescape")
+        if f"{zlib.crc32(text, zlib.crc32(owner.encode())):08x}" != found[2]:
+            raise Damaged("it does not match its checksum")
     if found is None and checked:
         raise Damaged("its checksum is missing")
     try:

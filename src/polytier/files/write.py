@@ -6,6 +6,7 @@ function of `os`, so that tests can make each of them fail.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -20,6 +21,7 @@ from typing import Any
 
 PARTIAL = ".partial"  # ending of files that are not complete
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+NO_FAULT_OF_THE_PATH = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 CHUNK = 8 << 20  # bytes per system call
 
 
@@ -116,7 +118,8 @@ def make_folder(folder: Path) -> list[Path]:
         The folders that were created, the innermost first.
 
     Raises:
-        ValueError: They cannot be created.
+        ValueError: They cannot be created there.
+        OSError: The disk is full or broken.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
@@ -124,6 +127,8 @@ def make_folder(folder: Path) -> list[Path]:
         for path in missing:
             sync_folder(path.parent)
     except OSError as error:
+        if error.errno in NO_FAULT_OF_THE_PATH:
+            raise
         raise ValueError(f"the folder {folder} cannot be created: {error.strerror}; give another one") from None
     return missing
 
@@ -217,10 +222,10 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     write_sealed(path, [json.dumps(finite(value), indent=2).removesuffix("\n}")])
 
 
-def json_line(record: dict[str, Any]) -> str:
-    """A record as one line of JSON that ends with its own checksum."""
+def json_line(record: dict[str, Any], owner: str = "") -> str:
+    """A record as one line of JSON that ends with its own checksum, which also depends on the owner of the file."""
     text = json.dumps(finite(record))[:-1]
-    return f'{text}, "crc32": "{zlib.crc32(text.encode()):08x}"}}\n'
+    return f'{text}, "crc32": "{zlib.crc32(text.encode(), zlib.crc32(owner.encode())):08x}"}}\n'
 
 
 def finite(value: Any) -> Any:

@@ -54,6 +54,7 @@ class MappedMemory(Memory):
             )
         self._take_over_0_1()
         self._now = map_file(folder / "epoch", torch.int64, (1,))
+        self._journals_read = ""  # for errors
         self._noted: dict[RowName, Tensor] = {}
         self._digests: dict[RowName, Tensor] = {}  # [blocks, 32] uint8, as of the last checkpoint
 
@@ -105,15 +106,24 @@ class MappedMemory(Memory):
     def undo(self, epoch: int) -> None:
         """Restore the rows as they were at the start of an epoch."""
         latest = max([self.epoch, epoch, *(number for number, _ in self._journals())])
+        for path in self.folder.glob("*/*/**/*.kept"):  # a loss of power may have removed one file of several
+            if not path.with_suffix(".rows").exists():
+                path.unlink()
+        names = [path.name for number, path in self._journals() if number >= epoch]
+        self._journals_read = f", or a journal: {', '.join(names)}" if names else self._journals_read
         for number, path in sorted(self._journals(), reverse=True):
             if number >= epoch:
                 for row, ids, rows in read_records(path):
                     found = self._open(row)
-                    if found is None:
-                        raise Damaged(f"{self.folder / row.folder()} is missing")
-                    found[1][ids] = rows is not None
-                    found[0][ids] = 0 if rows is None else rows
+                    if found is not None:
+                        found[1][ids] = rows is not None
+                        found[0][ids] = 0 if rows is None else rows
+                    elif rows is not None:  # without rows before, a loss of power may have removed the files
+                        raise Damaged(f"{self.folder / row.folder()} is damaged: its rows are missing")
         self._now[0] = latest + 1  # a new epoch: no row is noted in it
+        for row in self._known():
+            self._open(row)
+            self._noted[row].zero_()  # whatever a damaged file says
         self._digests.clear()
         self._sync()
         for number, path in self._journals():
@@ -138,12 +148,20 @@ class MappedMemory(Memory):
         for name, wanted in digests.items():
             row = RowName.parse(name)
             if self._open(row) is None:
-                raise Damaged(f"the rows {row.name!r} in {self.folder} are missing")
+                raise Damaged(f"{self.folder / row.folder()} is damaged: its rows are missing")
             self._update_digests(row)
             seen = self._digests[row]
             if seen.shape != wanted.shape or not torch.equal(seen, wanted):
                 bad = int((seen != wanted).any(1).nonzero()[0]) if seen.shape == wanted.shape else 0
-                raise Damaged(f"the rows {row.name!r} in {self.folder} are damaged (block {bad} of {len(wanted)})")
+                stem = self._stem_of(row)
+                raise Damaged(
+                    f"{stem}.rows or {stem.name}.kept is damaged (block {bad} of {len(wanted)}){self._journals_read}"
+                )
+        for row in self._known():
+            found = self._open(row)
+            if str(row) not in digests and found is not None and bool(found[1].any()):
+                text = f"{self._stem_of(row)}.kept is damaged: there were no such rows at this checkpoint"
+                raise Damaged(f"{text}{self._journals_read}")
 
     def _update_digests(self, row: RowName) -> None:
         """Compute the digests of the blocks in which a row was written since they were last computed."""
@@ -204,19 +222,21 @@ class MappedMemory(Memory):
 def read_records(path: Path) -> Iterator[tuple[RowName, Tensor, Tensor | None]]:
     """The records of a journal: the name, the ids and the rows, or None for rows that were not kept.
 
-    An incomplete record at the end is left out: its rows were not overwritten yet.
+    A record that is not whole, and what follows it, is left out. After a crash or a loss of power it is the last one,
+    and its rows were not overwritten yet; if it was damaged later, the digests of the rows tell.
 
     Raises:
-        Damaged: A record does not have the content that was written.
+        Damaged: The file cannot be read, or a whole record has another content than records have.
     """
-    data, start = memoryview(read_bytes(path)), 0
+    try:
+        data, start = memoryview(read_bytes(path)), 0
+    except OSError as error:
+        raise Damaged(f"{path} cannot be read: {error.strerror}") from None
     while start + HEAD.size <= len(data):
         size, checksum = HEAD.unpack(data[start : start + HEAD.size])
         record = data[start + HEAD.size : start + HEAD.size + size]
-        if len(record) < size:
+        if not size or len(record) < size or zlib.crc32(record) != checksum:
             return
-        if zlib.crc32(record) != checksum:
-            raise Damaged(f"{path} is damaged: a record does not match its checksum")
         try:
             tensors = {name.partition(":")[0]: (name.partition(":")[2], v) for name, v in load(bytes(record)).items()}
             (name, ids), (_, rows) = tensors["ids"], tensors.get("rows", ("", None))

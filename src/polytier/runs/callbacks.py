@@ -19,10 +19,11 @@ from polytier.files.write import Appended, json_line
 from polytier.method.call import Diverged
 from polytier.runs import checkpoint
 from polytier.runs.evaluate import metrics_of
-from polytier.runs.folder import claim, reopen, write_end, write_start, write_state
+from polytier.runs.folder import claim, metric_lines, reopen, write_end, write_start, write_state
 from polytier.runs.loop import PATIENCE, Callback, Loop
 from polytier.runs.read import CHECKPOINTS, DIVERGED, DONE, RUNNING, STOPPED, STORE, score
 from polytier.runs.run import Run
+from polytier.runs.snapshot import run_name
 
 log = logging.getLogger("polytier")
 IN_FILES = 1 << 30  # if the devices' rows have more bytes, they are kept in files instead of in memory and checkpoints
@@ -53,7 +54,7 @@ class RunFolder(Callback):
         self.folder, self.resumed = Path(folder), resumed
         self.saved = -1  # the round of the last checkpoint, when it was written, and how long that took
         self.saved_at = self.cost = 0.0
-        self._lock = lock
+        self._lock, self._name = lock, ""
         self._lines: Appended | None = None
         self._epochs: list[int] | None = None  # of the stores, at the checkpoint before the last one
 
@@ -62,7 +63,8 @@ class RunFolder(Callback):
             self._lock = reopen(self.folder) if self.resumed else claim(self.folder)
         if not self.resumed and loop.round == 0 and rows_bytes(loop) > IN_FILES:
             loop.keep_in(self.folder / STORE)
-        write_start(self.folder, loop.spec.replace(rounds=loop.rounds), loop.context.topology)
+        self._name = run_name(loop.context, loop.spec)
+        write_start(self.folder, loop.spec.replace(rounds=loop.rounds), loop.context)
         write_state(self.folder, RUNNING, loop.context, loop.spec, round_=loop.round)
         self._write_rounds(loop)
         self.checkpoint(loop)
@@ -70,7 +72,7 @@ class RunFolder(Callback):
     def on_round(self, loop: Loop, record: dict[str, Any]) -> None:
         assert self._lines is not None
         if self._lines.intact:
-            self._lines.append(json_line(record))
+            self._lines.append(json_line(record, self._name))
         else:
             log.warning("%s was changed by another program during the run; it is written again", self._lines.path)
             self._write_rounds(loop)
@@ -122,14 +124,14 @@ class RunFolder(Callback):
         """Write metrics.jsonl anew: it may have lines of later rounds than the checkpoint, or an incomplete one."""
         if self._lines is not None:
             self._lines.close()
-        self._lines = Appended(self.folder / "metrics.jsonl", "".join(map(json_line, loop.history)))
+        self._lines = Appended(self.folder / "metrics.jsonl", metric_lines(loop.history, self._name))
 
     def _restore_start(self, loop: Loop) -> None:
         """Write config.toml and topology.json again if another program has removed them."""
         missing = [name for name in ("config.toml", "topology.json") if not (self.folder / name).is_file()]
         if missing:
             log.warning("%s of %s was removed during the run; it is written again", " and ".join(missing), self.folder)
-            write_start(self.folder, loop.spec.replace(rounds=loop.rounds), loop.context.topology)
+            write_start(self.folder, loop.spec.replace(rounds=loop.rounds), loop.context)
 
 
 def rows_bytes(loop: Loop) -> int:

@@ -18,9 +18,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from polytier.files.read import Damaged, digest_of, read_json
+from polytier.files.read import Damaged, read_json
 from polytier.files.write import make_folder, partial_name, sync_folder, write_json, write_new
-from polytier.runs.read import FORMAT
+from polytier.runs.read import FORMAT, check_checkpoint
 from polytier.runs.tensors import pieces
 
 log = logging.getLogger("polytier")
@@ -72,13 +72,9 @@ def read(path: Path) -> Checkpoint:
         Damaged: It does not have the content that was written.
     """
     facts = read_json(path / FACTS)
-    facts.pop("format", None)
-    for name, digest in facts.pop("files", {}).items():
-        try:
-            if digest_of(path / Path(name).name) != digest:
-                raise Damaged(f"{path / name} is damaged: its content does not match its digest")
-        except OSError as error:
-            raise Damaged(f"{path / name} cannot be read: {error.strerror}") from None
+    check_checkpoint(path)
+    for name in ("format", "files"):
+        facts.pop(name, None)
     try:
         return load_file(path / ROWS), facts
     except (SafetensorError, OSError) as error:

@@ -119,6 +119,8 @@ def discard(held: FolderLock) -> None:
 
 def reopen(folder: Path) -> FolderLock:
     """Lock the folder of a run that is to be continued, and remove what a killed process left behind."""
+    if not folder.is_dir():
+        raise ValueError(f"the run folder {folder} does not exist; `polytier run` makes one, by default in runs/")
     refuse_links(folder)
     held = FolderLock(folder)
     try:
@@ -139,8 +141,8 @@ def write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
     write_bytes(path, ("".join(part).encode() for part in iter(lambda: list(islice(lines, PART)), [])))
 
 
-def tree(topology: Topology) -> Iterator[str]:
-    """The tree as pieces of JSON for `write_sealed`.
+def tree(topology: Topology, run: str) -> Iterator[str]:
+    """The tree as pieces of JSON for `write_sealed`, and the name of the run.
 
     By tier: the ids and the id of each parent; for devices also `row`, their index in the data.
     """
@@ -150,7 +152,7 @@ def tree(topology: Topology) -> Iterator[str]:
             columns["parents"] = topology.names[tier - 1][topology.parents[tier].numpy()]
         if tier == topology.leaf:
             columns["row"] = topology.order.numpy()
-        start = f'{{"format": {FORMAT}, "tiers": ['
+        start = f'{{"format": {FORMAT}, "run": "{run}", "tiers": ['
         yield (", " if tier else start) + f'{{"tier": {json.dumps(name)}'
         for key, values in columns.items():
             yield f', "{key}": ['
@@ -161,12 +163,18 @@ def tree(topology: Topology) -> Iterator[str]:
     yield "]"
 
 
+def metric_lines(history: Sequence[dict[str, Any]], run: str) -> str:
+    """The text of metrics.jsonl; `run` is the name of the run."""
+    return "".join(json_line(record, run) for record in history)
+
+
 def write_state(folder: Path, state: str, context: Context, spec: RunSpec, reason: str = "", round_: int = 0) -> None:
     """Write state.json: one of `STATES`, the reason, and what identifies the run."""
     assert state in STATES
     about = {
         "format": FORMAT,
         "state": state,
+        "run": snapshot.run_name(context, spec),
         "reason": reason,
         "round": round_,
         "pid": os.getpid(),
@@ -176,10 +184,10 @@ def write_state(folder: Path, state: str, context: Context, spec: RunSpec, reaso
     write_json(folder / STATE, about)
 
 
-def write_start(folder: Path, spec: RunSpec, topology: Topology) -> None:
+def write_start(folder: Path, spec: RunSpec, context: Context) -> None:
     """Write the files that are known before the first round: config.toml and topology.json."""
     write_text(folder / "config.toml", to_toml(spec.values()))
-    write_sealed(folder / "topology.json", tree(topology))
+    write_sealed(folder / "topology.json", tree(context.topology, snapshot.run_name(context, spec)))
 
 
 def write_end(folder: Path, run: Run) -> None:
@@ -194,7 +202,8 @@ def write_end(folder: Path, run: Run) -> None:
         write_collaboration(folder, run)
     files = [*folder.glob("*.csv"), *folder.glob("*.npz"), *(folder / "models").rglob("*.safetensors")]
     digests = {path.relative_to(folder).as_posix(): digest_of(path) for path in sorted(files)}
-    write_json(folder / SUMMARY, {**summary(run), "format": FORMAT, "files": digests})
+    run_name = snapshot.run_name(run.context, run.spec)
+    write_json(folder / SUMMARY, {**summary(run), "format": FORMAT, "run": run_name, "files": digests})
 
 
 def write_results(folder: Path, run: Run) -> None:
@@ -202,8 +211,8 @@ def write_results(folder: Path, run: Run) -> None:
     if any(part.evaluation is None for part in run.parts):
         raise ValueError("this run was loaded from a folder and has no evaluation; copy that folder instead")
     with claim(folder):
-        write_start(folder, run.spec.replace(rounds=run.rounds), run.context.topology)
-        write_text(folder / "metrics.jsonl", "".join(map(json_line, run.history)))
+        write_start(folder, run.spec.replace(rounds=run.rounds), run.context)
+        write_text(folder / "metrics.jsonl", metric_lines(run.history, snapshot.run_name(run.context, run.spec)))
         checkpoint.save(folder / CHECKPOINTS, run.rounds, *snapshot.of_run(run))
         write_end(folder, run)
         write_state(folder, DONE, run.context, run.spec, round_=run.rounds)

@@ -19,7 +19,7 @@ from polytier.runs.estimate import check_memory
 from polytier.runs.folder import claim, claim_next, discard
 from polytier.runs.loop import Callback, Loop
 from polytier.runs.read import CHECKPOINTS, STORE, read_config
-from polytier.runs.spec import RunSpec, check_named, check_spec, identity, versions
+from polytier.runs.spec import RunSpec, check_named, identity, spec_in, versions
 
 log = logging.getLogger("polytier")
 
@@ -32,7 +32,7 @@ def spec_of_folder(folder: Path, **changes: Any) -> RunSpec:
     values = read_config(folder)
     made_with = values.pop("versions", {})
     check_named(values, folder, "continue it in Python")
-    spec = check_spec(values | {name: value for name, value in changes.items() if value is not None})
+    spec = spec_in(folder, values | {name: value for name, value in changes.items() if value is not None})
     now = versions()
     changed = [f"{name} {version} (now {now[name]})" for name, version in made_with.items() if now.get(name) != version]
     if changed:

@@ -35,7 +35,7 @@ from polytier.runs.read import (
     repair,
 )
 from polytier.runs.run import Run, record_of
-from polytier.runs.spec import PYTHON, RunSpec, check_spec
+from polytier.runs.spec import PYTHON, RunSpec, spec_in
 from polytier.runs.trust import KEYS, check_trusted
 from polytier.stack.objective import Objective
 from polytier.stack.rows import unpack
@@ -48,7 +48,7 @@ def load_run(folder: Path, model: nn.Module | Mapping[str, nn.Module] | None = N
     """The run as it was saved, without its data."""
     config = read_config(folder)
     config.pop("versions", None)
-    spec = check_spec(config)
+    spec = spec_in(folder, config)
     if not trust:
         check_trusted(named_parts(spec, model), folder / "config.toml", f"use Run.load({str(folder)!r}, trust=True)")
     topology, history, summary = read_tree(folder), read_history(folder), read_summary(folder)
@@ -56,8 +56,7 @@ def load_run(folder: Path, model: nn.Module | Mapping[str, nn.Module] | None = N
         raise ValueError(f"the run in {folder} is not finished; continue it with: polytier resume {folder}")
     for name in summary.get("files") or ():
         check_result(folder, name)
-    found = latest(folder)
-    tensors, facts = found[1:] if found else ({}, summary)  # users may have removed the checkpoints
+    tensors, facts = saved_state(folder, summary)
     learned = folder / collaboration.FILE
     matrices = collaboration.load(learned)[0] if learned.exists() else {}
     if not isinstance(spec.models, dict):
@@ -205,12 +204,18 @@ def read_tensor(value: list | None) -> Tensor | None:
     return None if value is None else torch.tensor(value[1], dtype=getattr(torch, value[0]))
 
 
-def latest(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
-    """The newest checkpoint of a run folder."""
+def saved_state(folder: Path, summary: dict[str, Any]) -> checkpoint.Checkpoint:
+    """The checkpoint of the last round in the summary.
+
+    Without it, because users have removed it or a longer run has replaced it, only what the summary says.
+    """
+    place = next(
+        (p for p in checkpoint.found(folder / CHECKPOINTS) if checkpoint.number_of(p) == summary["rounds"]), None
+    )
     try:
-        return checkpoint.latest(folder / CHECKPOINTS)
+        return ({}, summary) if place is None else checkpoint.read(place)
     except Damaged as error:
-        raise Damaged(f"{error}; no checkpoint can be used; repeat the run") from None
+        raise Damaged(f"{error}; {repair(folder)}") from None
 
 
 def read_models(folder: Path) -> tuple[dict[str, tuple[dict[str, Tensor], np.ndarray]], dict[str, Any]]:

@@ -16,11 +16,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from polytier.files.lock import is_locked
-from polytier.files.read import Damaged, digest_of, read_bytes, read_json, read_line
+from polytier.files import lock
+from polytier.files.read import CHECKED_LINE, Damaged, digest_of, read_bytes, read_json, read_line
 from polytier.models.metrics import ACCURACY, LOSS, MetricInfo, describe
 from polytier.runs.csv_cells import from_cell
-from polytier.runs.spec import identity
+from polytier.runs.spec import check_spec, identity
 
 log = logging.getLogger("polytier")
 
@@ -68,13 +68,7 @@ class RunRecord:
 
     @cached_property
     def _rounds(self) -> tuple[list[Record], bool]:
-        history, whole = read_rounds(self.folder)
-        if self.summary is not None and "files" in self.summary and len(history) < self.summary["rounds"]:
-            path = self.folder / "metrics.jsonl"
-            raise Damaged(
-                f"{path} is damaged: it has {len(history)} rounds of {self.summary['rounds']}; {repair(self.folder)}"
-            )
-        return history, whole
+        return read_rounds(self.folder)
 
     @property
     def history(self) -> list[Record]:
@@ -95,7 +89,8 @@ class RunRecord:
     @cached_property
     def tiers(self) -> list[Record]:
         """topology.json: for each tier its name, the nodes' ids and their parents, the server first."""
-        return read_tiers(self.folder) if (self.folder / "topology.json").exists() else []
+        there = (self.folder / "topology.json").exists() or self.state["format"] >= FORMAT
+        return read_tiers(self.folder) if there else []
 
     @cached_property
     def state(self) -> Record:
@@ -111,7 +106,7 @@ class RunRecord:
     @property
     def abandoned(self) -> bool:
         """Whether the process of a run that is not finished no longer exists on this machine."""
-        return self.state["state"] == RUNNING and not is_locked(self.folder)
+        return self.state["state"] == RUNNING and not lock.is_locked(self.folder)
 
     # -- their content -------------------------------------------------------------------------------
 
@@ -299,11 +294,14 @@ def read_config(folder: Path) -> Record:
     if not folder.is_dir():
         raise ValueError(f"the run folder {folder} does not exist; `polytier run` makes one, by default in runs/")
     if not path.is_file():
-        raise ValueError(f"{folder} is not a run folder: it has no config.toml")
+        ours = (folder / lock.FILE).exists() or not any(folder.iterdir())
+        started = ours and not any((folder / CHECKPOINTS).glob("round-*"))
+        nothing = ": nothing was saved before the run stopped; start it again" if started else ""
+        raise ValueError(f"{folder} is not a run folder: it has no config.toml{nothing}")
     try:
         values = tomllib.loads(read_bytes(path).decode())
     except (OSError, ValueError, RecursionError) as error:
-        raise Damaged(f"{path} cannot be read: {error}") from None
+        raise Damaged(f"{path} cannot be read: {error}; restore it, or repeat the run") from None
     if "algorithm" not in values:
         raise Damaged(f"{path} is not what a run writes: it names no algorithm; restore it, or repeat the run")
     for name, kind in CONFIG.items():
@@ -354,32 +352,74 @@ def read_state(folder: Path) -> Record:
 
 def read_summary(folder: Path) -> Record | None:
     """The summary, or None if the run is not finished."""
-    if not (folder / SUMMARY).exists():
+    path, state = folder / SUMMARY, read_own(folder, STATE) if (folder / STATE).exists() else {}
+    done = state.get("state") == DONE
+    if not path.exists():
+        if done:
+            raise Damaged(f"{path} is missing, but by {folder / STATE} the run is done; {repair(folder)}")
         return None
     found = read_own(folder, SUMMARY)
     if not isinstance(found.get("rounds", 0), int):
-        raise Damaged(f"{folder / SUMMARY} is damaged: rounds = {found['rounds']!r}; {repair(folder)}")
+        raise Damaged(f"{path} is damaged: rounds = {found['rounds']!r}; {repair(folder)}")
+    if other_run(found, state) or (done and found.get("rounds") != state.get("round")):
+        raise Damaged(f"{path} is not of the run that {folder / STATE} describes; {repair(folder)}")
     return found
+
+
+def other_run(found: Record, state: Record) -> bool:
+    """Whether the content of a file is not of the run that state.json describes."""
+    return "run" in found and "run" in state and found["run"] != state["run"]
 
 
 def finished_rounds(folder: Path, wanted: int) -> int | None:
     """The rounds of a run that has completed at least `wanted` rounds and whose files are whole; otherwise None."""
     try:
         summary = read_summary(folder)
-        if summary is None or summary.get("rounds", 0) < wanted or read_state(folder)["state"] == RUNNING:
+        if summary is None or summary.get("rounds", 0) < wanted:
             return None
+        state = read_state(folder)
+        if state["state"] == RUNNING or (state["state"] == STOPPED and state["round"] <= summary["rounds"]):
+            return None  # the last thing that a run writes is the state that it is done
         for name in summary.get("files") or ():
             check_result(folder, name)
         read_tiers(folder)
-        return summary["rounds"] if len(read_history(folder)) >= summary["rounds"] else None
+        read_history(folder)
+        check_checkpoint(folder / CHECKPOINTS / f"round-{summary['rounds']:07d}")
+        return None if settings_changed(folder, state) else summary["rounds"]
     except Damaged as error:
         log.warning("%s", error)
         return None
 
 
+def settings_changed(folder: Path, state: Record) -> bool:
+    """Whether config.toml has other settings than the run was started with; `resume` says which."""
+    values = {name: value for name, value in read_config(folder).items() if name != "versions"}
+    try:
+        return "settings" in state and identity(check_spec(values).values()) != state["settings"]
+    except ValueError:
+        return True
+
+
+def check_checkpoint(place: Path) -> None:
+    """Raise `Damaged` if a checkpoint is there and does not have the content that was written."""
+    if not place.exists():
+        return
+    facts = place / "facts.json"
+    for name, digest in (read_json(facts).get("files") or {}).items():
+        try:
+            if digest_of(place / Path(name).name) != digest:
+                raise Damaged(f"{place / name} is damaged: its content does not match its digest")
+        except OSError as error:
+            raise Damaged(f"{place / name} cannot be read: {error.strerror}") from None
+
+
 def read_tiers(folder: Path) -> list[Record]:
     """The tiers in topology.json, the server first."""
-    found = read_own(folder, "topology.json").get("tiers")
+    whole = read_own(folder, "topology.json")
+    if other_run(whole, read_state(folder)):
+        path = folder / "topology.json"
+        raise Damaged(f"{path} is not of the run that {folder / STATE} describes; {repair(folder)}")
+    found = whole.get("tiers")
     if not isinstance(found, list) or not all(isinstance(tier, dict) and "ids" in tier for tier in found) or not found:
         raise Damaged(f"{folder / 'topology.json'} is damaged: it contains no tree; {repair(folder)}")
     return found
@@ -394,23 +434,39 @@ def read_rounds(folder: Path) -> tuple[list[Record], bool]:
     """One record per round, and whether the last line is complete; a killed run may leave an incomplete one.
 
     Raises:
-        Damaged: Another line does not have the content that was written.
+        Damaged: Another line does not have the content that was written, or rounds of a finished run are missing.
     """
+    history, whole = read_lines(folder)
+    summary = read_summary(folder)
+    if summary is not None and "files" in summary and len(history) < summary["rounds"]:
+        path = folder / "metrics.jsonl"
+        raise Damaged(f"{path} is damaged: it has {len(history)} rounds of {summary['rounds']}; {repair(folder)}")
+    return history, whole
+
+
+def read_lines(folder: Path) -> tuple[list[Record], bool]:
+    """The lines of metrics.jsonl, and whether the last one is complete."""
     path, history = folder / "metrics.jsonl", []
     if not path.exists():
         return [], True
-    checked = (read_state(folder).get("format") or 0) >= FORMAT
-    lines = read_bytes(path).decode("utf-8", "surrogateescape").split("\n")
+    state = read_state(folder)
+    checked, owner = (state.get("format") or 0) >= FORMAT, state.get("run", "")
+    try:
+        lines = read_bytes(path).decode("utf-8", "surrogateescape").split("\n")
+    except OSError as error:
+        raise Damaged(f"{path} cannot be read: {error.strerror}; {repair(folder)}") from None
     for number, line in enumerate(lines, 1):
         try:
-            record = read_line(line, checked)
+            record = read_line(line, checked, owner)
             if record.get("round") != number or not isinstance(record.get("bytes"), dict):
                 raise Damaged("it is not the record of this round")
             history.append(record)
         except Damaged as error:
-            if number == len(lines):  # nothing, or the beginning of a line, follows the last end of a line
+            begun = number == len(lines) and not CHECKED_LINE.match(line)
+            if begun:  # nothing, or the beginning of a line, follows the last end of a line
                 return history, not line
-            raise Damaged(f"line {number} of {path} is damaged: {error}; {repair(folder)}") from None
+            text = f"line {number} of {path} is damaged: {error}, or {folder / STATE} is of another run"
+            raise Damaged(f"{text}; {repair(folder)}") from None
     return history, True
 
 

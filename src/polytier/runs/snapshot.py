@@ -10,7 +10,9 @@ facts   | round, seconds, history, device_steps, traffic (of several models in `
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,7 @@ from torch import Tensor
 
 from polytier.messages.ledger import Ledger
 from polytier.method.context import Context
-from polytier.runs.spec import identity
+from polytier.runs.spec import RunSpec, identity
 from polytier.stack.rows import Rows, pack, unpack
 from polytier.tree.collaboration import Collaboration
 
@@ -96,6 +98,15 @@ def inputs(context: Context) -> Facts:
             for part in context.parts
         },
     }
+
+
+def run_name(context: Context, spec: RunSpec) -> str:
+    """A text that files of this run contain, so that those of another run are not taken for them.
+
+    Runs with the same settings and data have the same name, and the same results.
+    """
+    about = json.dumps([identity(spec.values()), inputs(context)["data"]], sort_keys=True, default=str)
+    return sha256(about.encode()).hexdigest()[:16]
 
 
 def check_same_inputs(context: Context, facts: Facts, folder: Path) -> None:

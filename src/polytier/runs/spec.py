@@ -334,6 +334,14 @@ def short_line(error: Exception) -> str:
     return str(error).partition("\n")[0][:200]
 
 
+def spec_in(folder: Path, values: Mapping[str, Any]) -> RunSpec:
+    """The specification of a run folder; `values` are from its config.toml, which an error names."""
+    try:
+        return check_spec(values)
+    except ValueError as error:
+        raise ValueError(f"{folder / 'config.toml'}: {error}") from None
+
+
 def check_named(values: Mapping[str, Any], where: Path, advice: str) -> None:
     """Raise an error if a setting stands for a Python object, which a file cannot contain."""
     if PYTHON in (values.get("data"), values.get("model")):

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from polytier._errors import FAULT, Stopped, outcome
 from polytier.files import lock
 from polytier.files.lock import FolderLock
 from polytier.files.read import refuse_links
-from polytier.files.write import make_folder, remove_partials
+from polytier.files.write import PARTIAL, make_folder, remove_partials
 from polytier.runs.folder import claim_next, discard
 
 
@@ -25,6 +26,7 @@ def study_folder(out: Path | None, stem: str, marker: str, what: str) -> Iterato
 
     Raises:
         ValueError: The folder has other content, or another process uses it.
+        Stopped: The disk is full or broken. The message says how to continue.
     """
     if out is None:
         held = claim_next(Path("runs"), stem)
@@ -42,6 +44,9 @@ def study_folder(out: Path | None, stem: str, marker: str, what: str) -> Iterato
         if not (held.folder / marker).exists():
             discard(held)
         raise
+    except OSError as error:
+        code, text = outcome(error)
+        raise Stopped(f"{text}; continue with the same command and --out {held.folder}", code or FAULT) from None
     finally:
         held.release()
 
@@ -50,5 +55,5 @@ def check_folder(out: Path, marker: str, what: str) -> None:
     """Raise an error if the folder has content that is not from such a study."""
     if not out.exists() or (out / marker).exists():
         return
-    if not out.is_dir() or any(path.name != lock.FILE for path in out.iterdir()):
+    if not out.is_dir() or any(path.name != lock.FILE and path.suffix != PARTIAL for path in out.iterdir()):
         raise ValueError(f"{out} exists and is not {what} (it has no {marker}); give another --out")
