@@ -272,7 +272,7 @@ def test_steps_one_a_node():
     assert run.personal is not None
     stays = (run.personal == run.context.objective.initial).all(1)
     assert stays.tolist() == [False, True, False, False]
-    with pytest.raises(ValueError, match="one number per node needs 4; got 3; give one number for each device"):
+    with pytest.raises(ValueError, match="device_lr has 3 numbers; give 4, one per node, or one number for all"):
         quick(FedAvg((0.1, 0.1, 0.1), 1), federation)
 
 

@@ -239,7 +239,7 @@ def test_rows_in_files_are_compared_with_the_checkpoint(monkeypatch):
         data[5] ^= 16
         rows.write_bytes(data)
         if journals:  # the earlier checkpoint restores the row
-            assert "are damaged (block 0 of 1)" in call("resume", "run", "--rounds", 4).stderr
+            assert "is damaged (block 0 of 1)" in call("resume", "run", "--rounds", 4).stderr
             assert Path("run/models/personal.safetensors").read_bytes() == whole_models()
         else:
             for path in Path("run/store").rglob("log-*"):

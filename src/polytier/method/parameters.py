@@ -156,7 +156,7 @@ def check_fit(name: str, value: Any, sizes: Collection[int], largest: float) -> 
     elif isinstance(value, tuple):
         if len(value) not in sizes:
             there = " or ".join(map(str, sorted(sizes)))
-            raise ValueError(f"{name} with one number per node needs {there}; got {len(value)}; or give one for all")
+            raise ValueError(f"{name} has {len(value)} numbers; give {there}, one per node, or one number for all")
         check_fit(name, max(value, key=abs), sizes, largest)
     else:
         number = schedule(value)(0) if isinstance(value, str) and "/" in value else value
