@@ -178,7 +178,7 @@ def test_damaged_notes_do_not_keep_rows_from_the_journal(tmp_path):
 
 
 def test_a_record_of_zeros_at_the_end_is_one_that_was_not_written(tmp_path):
-    """After a loss of power the end of a journal may be zeros. They passed as a record, which then could not be read."""
+    """After a loss of power the end of a journal may be zeros. They passed as a record that nobody could read."""
     memory = MappedMemory(TREE, tmp_path)
     memory.write(2, "model", torch.arange(6), rows(1.0))
     epoch = memory.advance()
