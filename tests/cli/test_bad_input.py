@@ -30,7 +30,7 @@ BAD = {
     ("--set", "device_lr"): "FIELD=VALUE",
     ("--set", "team_lr.teem=0.1"): "did you mean 'team'",
     ("--set", "team_lr=1", "--set", "team_lr.team=1"): "choose one",
-    ("--set", "device_lr=0.1,0.2"): "needs 40; got 2",
+    ("--set", "device_lr=0.1,0.2"): "device_lr has 2 numbers; give 40",
     ("--set", "weights=heavy"): "uniform | samples",
     ("--codec", "zip"): "float32, float16",
     ("--dtype", "float8"): "'float32' or 'float64'",

@@ -28,7 +28,7 @@ What = Annotated[
     str | None, typer.Argument(metavar="ALGORITHM | FILE.toml", help="A method (default permfl) or a file.")
 ]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", parser=a_path, help="A run folder.")]
-MayChange = ("rounds", *(name for name in of_scope("compute") if name not in ("out", "batching", "on")))
+MayChange = ("rounds", *(name for name in of_scope("compute") if name != "out"))
 
 
 @takes_settings()

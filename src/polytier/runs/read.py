@@ -458,7 +458,7 @@ def read_lines(folder: Path) -> tuple[list[Record], bool]:
     for number, line in enumerate(lines, 1):
         try:
             record = read_line(line, checked, owner)
-            if record.get("round") != number or not isinstance(record.get("bytes"), dict):
+            if not {"round", "bytes"} <= set(record) or (checked and record["round"] != number):
                 raise Damaged("it is not the record of this round")
             history.append(record)
         except Damaged as error:
