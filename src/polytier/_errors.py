@@ -50,7 +50,7 @@ def outcome(error: BaseException) -> tuple[int | None, str]:
     if isinstance(error, ValueError):
         return BAD_INPUT, str(error)
     if isinstance(error, OSError):
-        return FAULT, f"{error}{DISK_ADVICE.get(error.errno or 0, '')}"
+        return FAULT, f"{error}{DISK_ADVICE.get(error.errno or 0, ': correct this, then try again')}"
     if isinstance(error, EOFError):
         return FAULT, "a process of the run ended unexpectedly"
     return None, str(error)

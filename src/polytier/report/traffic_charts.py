@@ -12,7 +12,7 @@ from polytier.report.comparison import SHARE
 from polytier.report.curves import Pick, judge_of, kinds_of, line, metric_of, note, picker
 from polytier.report.grouping import Study
 from polytier.report.intervals import interval, interval_text
-from polytier.runs.read import KINDS, Record, RunRecord
+from polytier.runs.read import KINDS, Record, RunRecord, check_result
 
 SPARSE = ("sparse", "paper")  # prefixes of codecs that leave out zeros
 NODES_OPENED = 64  # nodes of a tier whose models are searched for zeros
@@ -75,7 +75,7 @@ def sparsity(study: Study) -> Iterator[Panels | Table | Text | None]:
     """Zeros in the saved models, counted in their files; sizes of messages by round."""
     rows, any_zero = [], False
     for variant in study.finished:
-        shares = [zeros(run.folder / "models") for run in variant.runs]
+        shares = [zeros(run.folder) for run in variant.runs]
         kinds = {kind: interval(share.get(kind) for share in shares) for kind in KINDS}
         any_zero |= any(found and found["mean"] >= 0.001 for found in kinds.values())
         config, parameters = variant.runs[0].config, (variant.runs[0].summary or {}).get("parameters", 0)
@@ -96,7 +96,8 @@ def zeros(folder: Path) -> dict[str, float]:
     from safetensors import SafetensorError, safe_open
 
     counts: dict[str, tuple[int, int]] = {}
-    for path in sorted(folder.rglob("*.safetensors")):
+    for path in sorted((folder / "models").rglob("*.safetensors")):
+        check_result(folder, path.relative_to(folder).as_posix())
         none, total = counts.get(path.stem, (0, 0))
         try:
             with safe_open(path, "np") as file:
@@ -104,7 +105,7 @@ def zeros(folder: Path) -> dict[str, float]:
                     rows = file.get_slice(name)
                     values = rows[: min(NODES_OPENED, rows.get_shape()[0])]
                     none, total = none + int((values == 0).sum()), total + values.size
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
             raise ValueError(f"{path} cannot be read: {error}") from None
         counts[path.stem] = none, total
     return {kind: none / total for kind, (none, total) in counts.items() if total}
