@@ -119,7 +119,7 @@ class MappedMemory(Memory):
                         found[1][ids] = rows is not None
                         found[0][ids] = 0 if rows is None else rows
                     elif rows is not None:  # without rows before, a loss of power may have removed the files
-                        raise Damaged(f"{self.folder / row.folder()} is damaged: its rows are missing")
+                        raise self._missing(row)
         self._now[0] = latest + 1  # a new epoch: no row is noted in it
         for row in self._known():
             self._open(row)
@@ -148,7 +148,7 @@ class MappedMemory(Memory):
         for name, wanted in digests.items():
             row = RowName.parse(name)
             if self._open(row) is None:
-                raise Damaged(f"{self.folder / row.folder()} is damaged: its rows are missing")
+                raise self._missing(row)
             self._update_digests(row)
             seen = self._digests[row]
             if seen.shape != wanted.shape or not torch.equal(seen, wanted):
@@ -194,6 +194,12 @@ class MappedMemory(Memory):
                 sync_folder(folder)
                 if folder == self.folder:
                     break
+
+    def _missing(self, row: RowName) -> Damaged:
+        """The error for rows that are not there; the name of their file is known from the files beside it."""
+        folder = self.folder / row.folder()
+        names = [path.with_suffix(".rows") for path in folder.glob("*.noted")]
+        return Damaged(f"{(names or [folder])[0]} is missing")
 
     def _stem_of(self, row: RowName) -> Path:
         """The path of the files of rows that exist, without its ending."""

@@ -14,6 +14,8 @@ from polytier.papers.plan import Chart, Claim, Curve, Item, Matrix, PlannedRun, 
 from polytier.report import heatmap
 from polytier.report.blocks import Cell, Lines, Matrices, Panels, Section, Series, Table, Text
 from polytier.report.intervals import interval
+from polytier.runs.read import check_result
+from polytier.tree.collaboration import FILE
 
 Folders = Mapping[str, Mapping[int, Path]]
 AGREES, HIGHER, LOWER, INCOMPARABLE, MISSING = "agrees", "higher", "lower", "not comparable", "not run"
@@ -179,10 +181,10 @@ def mean_curve(curve: Curve, folders: Folders) -> Series | None:
 def matrices(matrix: Matrix, item: Item, folders: Folders) -> Matrices | None:
     """The collaboration matrices of the first seed over time; None if the run has not finished or has none."""
     seeds = folders.get(matrix.run.name, {})
-    path = seeds[min(seeds)] / "collaboration.npz" if seeds else None
-    if path is None or not path.exists():
+    folder = seeds[min(seeds)] if seeds else None
+    if folder is None or not (folder / FILE).exists():
         return None
-    found = heatmap.matrices(path, FRAMES, CLIENTS)
+    found = heatmap.matrices(check_result(folder, FILE), FRAMES, CLIENTS)
     note = f"{found.title}. {found.note}" + (f" Reduced: {item.reduced}." if item.reduced else "")
     return Matrices(f"{item.name}: {matrix.title}", found.frames, found.groups, note)
 

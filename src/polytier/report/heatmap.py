@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from polytier.files.write import atomic
 from polytier.report import figures
 from polytier.report.blocks import Matrices
+from polytier.runs.read import check_result
 from polytier.tree.collaboration import FILE, Collaboration, load
 
 PANELS, SHOWN = 6, 400  # rounds and clients in the figure
@@ -71,6 +73,5 @@ def draw(source: Path | str, out: Path | str) -> None:
 def draw_beside(folder: Path) -> None:
     """Draw collaboration.npz of a run folder, if there is one and matplotlib is installed."""
     if (folder / FILE).exists() and find_spec("matplotlib") is not None:
-        partial = folder / ".collaboration.png.partial"
-        draw(folder / FILE, partial)
-        partial.replace(folder / "collaboration.png")
+        with atomic(folder / "collaboration.png") as partial:
+            draw(check_result(folder, FILE), partial)

@@ -15,7 +15,7 @@ from polytier.report.comparison import DONE, LOCAL, SHARE
 from polytier.report.grouping import NO_SETTING, Study, Variant, settings_of, studies
 from polytier.report.heatmap import matrices
 from polytier.report.intervals import LEVEL, interval, interval_text
-from polytier.runs.read import KINDS, RunRecord, score
+from polytier.runs.read import KINDS, RunRecord, check_result, score
 from polytier.tree.collaboration import FILE
 
 UNTIL = 0.9  # default level of metrics for which higher is better
@@ -79,7 +79,7 @@ def collaboration(study: Study) -> Iterator[Matrices]:
     for variant in study.finished:
         run = next((run for run in variant.runs if (run.folder / FILE).exists()), None)
         if run is not None:
-            found = matrices(run.folder / FILE, FRAMES, CLIENTS)
+            found = matrices(check_result(run.folder, FILE), FRAMES, CLIENTS)
             title, note = f"{variant.name}, seed {run.seed}", f"{found.title}. {found.note}"
             yield Matrices(title, found.frames, found.groups, note)
 

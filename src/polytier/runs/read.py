@@ -438,10 +438,18 @@ def read_rounds(folder: Path) -> tuple[list[Record], bool]:
     """
     history, whole = read_lines(folder)
     summary = read_summary(folder)
-    if summary is not None and "files" in summary and len(history) < summary["rounds"]:
+    least = summary["rounds"] if summary is not None and "files" in summary else saved_rounds(folder)
+    if len(history) < least:
         path = folder / "metrics.jsonl"
-        raise Damaged(f"{path} is damaged: it has {len(history)} rounds of {summary['rounds']}; {repair(folder)}")
+        raise Damaged(f"{path} is damaged: it has {len(history)} rounds of at least {least}; {repair(folder)}")
     return history, whole
+
+
+def saved_rounds(folder: Path) -> int:
+    """The round of the newest checkpoint, 0 before format 3. The line of a round is written before its checkpoint."""
+    if not (folder / STATE).exists() or (read_state(folder).get("format") or 0) < FORMAT:
+        return 0
+    return max((int(path.name.removeprefix("round-")) for path in (folder / CHECKPOINTS).glob("round-*")), default=0)
 
 
 def read_lines(folder: Path) -> tuple[list[Record], bool]:
