@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -164,14 +163,12 @@ def test_nodes_that_are_lost_again_and_again():
     assert Flaky.rounds == {0, 1}
 
 
-@dataclass(frozen=True)
-class Refuses(FedAvg):
-    def device(self, x: Tensor, local: LocalProblem) -> Tensor:
-        raise ValueError("the device refuses")
-
-
 @pytest.mark.usefixtures("again")
 def test_errors_arrive_as_what_they_are():
+    class Refuses(FedAvg):  # in the function, so that it is sent to the actors by value
+        def device(self, x: Tensor, local: LocalProblem) -> Tensor:
+            raise ValueError("the device refuses")
+
     settings: Any = {"batching": "eager", "engine": "ray", "workers": 2, "l2": 1.0}
     steps = (*[0.1] * 10, 1e38, 0.1)
     with make_loop(FedAvg(steps, 3), federation_of(), "mclr", **settings) as training:

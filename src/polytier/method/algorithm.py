@@ -198,7 +198,8 @@ def documentation(kind: type[Algorithm]) -> str:
     """
     own = {name: value for name, value in vars(kind).items() if isinstance(value, dataclasses.Field)}
     fields = {**{field.name: field for field in dataclasses.fields(kind)}, **own}
-    title = ((sys.modules[kind.__module__].__doc__ or kind.__name__).strip().splitlines() or [kind.__name__])[0]
+    module = sys.modules.get(kind.__module__)  # None for a class that was sent to another process by value
+    title = ((getattr(module, "__doc__", None) or kind.__name__).strip().splitlines() or [kind.__name__])[0]
     lines = [title, "", "Args:"]
     for name, field in fields.items():
         about = field.metadata

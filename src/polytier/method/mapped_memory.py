@@ -110,7 +110,7 @@ class MappedMemory(Memory):
             if not path.with_suffix(".rows").exists():
                 path.unlink()
         names = [path.name for number, path in self._journals() if number >= epoch]
-        self._journals_read = f", or a journal: {', '.join(names)}" if names else self._journals_read
+        self._journals_read = f", or a journal: {', '.join(names) or f'{JOURNAL}-{epoch}-* is missing'}"
         for number, path in sorted(self._journals(), reverse=True):
             if number >= epoch:
                 for row, ids, rows in read_records(path):
