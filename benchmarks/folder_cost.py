@@ -25,7 +25,8 @@ RUN = ("run", "--devices", "40", "--teams", "4", "--set", "device_steps=5", "--s
 def wall(tree: Path, rounds: int) -> float:
     """Seconds of one command in a tree."""
     with tempfile.TemporaryDirectory() as folder:
-        args = [sys.executable, "-m", "polytier", *RUN, "--workers", "1", "--rounds", str(rounds), "--out", "run"]
+        command = "from polytier.cli import main; main()"
+        args = [sys.executable, "-c", command, *RUN, "--workers", "1", "--rounds", str(rounds), "--out", "run"]
         started = time.perf_counter()
         subprocess.run(args, cwd=folder, env={**os.environ, "PYTHONPATH": str(tree / "src")}, check=True, stdout=-3)
         return time.perf_counter() - started
