@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import difflib
 import errno
-import os
 import reprlib
-import stat
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
-LONGEST = 255  # bytes of the name of a file
 BAD_INPUT, FAULT, INTERRUPTED = 2, 3, 130  # exit codes of the command line
 DISK_ADVICE = {
     errno.ENOSPC: ": make room on this disk",
@@ -81,32 +77,6 @@ def short(value: Any) -> str:
     cut = reprlib.Repr()
     cut.maxstring = cut.maxother = cut.maxlong = 62
     return cut.repr(value)
-
-
-def check_path(text: str | Path, what: str) -> None:
-    """Raise an error if no file or folder can have this path; `what` names it in the message."""
-    if not str(text) or "\0" in str(text):
-        raise ValueError(f"{what} {str(text)!r} is no path; give the name of a file or folder")
-    longest = max((part for part in Path(text).parts), key=len, default="")
-    if len(os.fsencode(longest)) > LONGEST:
-        raise ValueError(f"{what} {short(str(text))} cannot be used: a name in it is longer than {LONGEST} bytes")
-    try:
-        os.stat(text)
-    except FileNotFoundError:
-        return
-    except OSError as error:  # the name is too long, a folder on the way is a file, or links form a loop
-        raise ValueError(f"{what} {short(str(text))} cannot be used: {error.strerror}; give another path") from None
-
-
-def check_file(path: str | Path) -> None:
-    """Raise an error unless this is a regular file: to read a pipe or a device may never end."""
-    try:
-        mode = os.stat(path).st_mode
-    except OSError as error:
-        raise ValueError(f"{error.strerror or error}") from None
-    if not stat.S_ISREG(mode):
-        what = "a folder" if stat.S_ISDIR(mode) else "no regular file (a pipe or a device)"
-        raise ValueError(f"it is {what}")
 
 
 def missing(extra: str) -> ValueError:

@@ -19,7 +19,7 @@ import torch
 import polytier
 from commands import QUICK, SMALL, call, own_file, rows_of
 from polytier import Run, build_federation
-from polytier.runs.read import read_history, read_summary
+from polytier.runs.read_files import read_history, read_summary
 
 LONG = ("--rounds", "5", "--devices", "24", "--set", "device_steps=12")  # a round takes some tenths of a second
 RESULTS = ("models", "devices.csv", "traffic.csv", "topology.json")

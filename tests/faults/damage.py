@@ -25,7 +25,8 @@ from faults.inject import in_child
 from polytier.cli.main import app
 from polytier.files.read import Damaged, read_json
 from polytier.runs import checkpoint
-from polytier.runs.read import RunRecord, check_result, read_tiers
+from polytier.runs.read import RunRecord
+from polytier.runs.read_files import check_result, read_tiers
 from polytier.runs.run import Run
 from polytier.runs.spec import identity
 

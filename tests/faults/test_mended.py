@@ -19,7 +19,8 @@ from polytier.files.read import Damaged
 from polytier.files.write import make_folder
 from polytier.method.mapped_memory import MappedMemory
 from polytier.runs import checkpoint
-from polytier.runs.read import RunRecord, finished_rounds, read_history, read_summary, read_tiers
+from polytier.runs.read import RunRecord
+from polytier.runs.read_files import finished_rounds, read_history, read_summary, read_tiers
 from polytier.studies.study_folder import check_folder
 
 TREE = Topology.build(np.arange(6), np.arange(6) // 3)

@@ -20,7 +20,7 @@ from polytier.method.memory import Memory
 from polytier.runs import callbacks, checkpoint
 from polytier.runs.callbacks import RunFolder
 from polytier.runs.loop import Callback, Loop, make_loop
-from polytier.runs.read import STORE
+from polytier.runs.read_files import STORE
 
 TREE = Topology.build(np.arange(6), np.arange(6) // 3)
 QUICK: dict[str, Any] = {"batching": "eager", "batch_size": 4, "device_participation": 0.5}

@@ -15,7 +15,7 @@ from polytier import Federation, RunFolder, Topology, make_loop, train
 from polytier.method.mapped_memory import MappedMemory
 from polytier.method.memory import LONGEST, Memory, RowName, entries, name_of_0_1
 from polytier.runs import callbacks, checkpoint
-from polytier.runs.read import STORE
+from polytier.runs.read_files import STORE
 
 TREE = Topology.build(np.arange(6), np.arange(6) // 3)
 ODD = ["a.b", "a/b", "../up", "_a", "_a-b", "", ".", "A", "a", "\u00e9", "e\u0301", "own", "a%2Fb", "\0"]

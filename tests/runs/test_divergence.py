@@ -183,7 +183,7 @@ def test_a_regression_with_large_weights_is_not_stopped(caplog):
 
 def test_a_loss_near_zero_may_rise(digits, caplog):
     """A hundred times almost nothing is still better than the initial model."""
-    watch = divergence.Watch()
+    watch = divergence.DivergenceWatch()
     with make_loop(FedAvg(0.1, 2), digits, "mclr") as loop:
         for loss in (1e-6, 1e-4, 1e-3, 1e-2, 1e-1):
             watch.look(loop, {"round": 1, "global": {"train": {"loss": loss}}})

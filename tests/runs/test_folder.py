@@ -22,7 +22,7 @@ from polytier.models.metrics import LOSS
 from polytier.runs.callbacks import MLflow, RunFolder, TensorBoard
 from polytier.runs.folder import check_free
 from polytier.runs.loop import make_loop
-from polytier.runs.read import read_history, read_state
+from polytier.runs.read_files import read_history, read_state
 from polytier.runs.summary import best_of
 
 QUICK: Any = {"device_steps": 2, "team_rounds": 2}

@@ -19,7 +19,7 @@ from polytier.files.lock import FolderLock
 from polytier.runs import callbacks, checkpoint
 from polytier.runs.folder import claim, claim_next
 from polytier.runs.loop import Callback, Loop
-from polytier.runs.read import read_history, read_state
+from polytier.runs.read_files import read_history, read_state
 
 ARGS = (*SMALL, "--batching", "eager", "--quiet")
 

@@ -9,7 +9,7 @@ import pytest
 
 from commands import call
 from polytier import Run
-from polytier.runs.read import read_state
+from polytier.runs.read_files import read_state
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 EXPECTED = json.loads((FIXTURES / "expected.json").read_text())

@@ -21,7 +21,7 @@ import pytest
 from commands import call, obey, rows_of
 from polytier.algorithms import ALGORITHMS
 from polytier.report import comparison, intervals
-from polytier.runs.read import read_summary
+from polytier.runs.read_files import read_summary
 from polytier.runs.spec import check_spec
 from polytier.studies import compare
 from polytier.studies import run_queue as tasks

@@ -16,7 +16,7 @@ import pytest
 from commands import call
 from polytier.algorithms import ALGORITHMS
 from polytier.models.metrics import ACCURACY
-from polytier.runs.read import read_history
+from polytier.runs.read_files import read_history
 from polytier.studies import tune
 from polytier.studies.search_space import propose, read_space
 from polytier.studies.tune_table import ranked

@@ -10,7 +10,7 @@ import typer
 from polytier._terminal import say
 from polytier.cli.options import Trust, a_path, check_code
 from polytier.cli.run import Folder
-from polytier.runs.read import read_config
+from polytier.runs.read_files import read_config
 
 if TYPE_CHECKING:
     from polytier.runs.run import Run

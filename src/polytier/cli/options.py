@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 from pydantic import BaseModel
 
-from polytier._errors import check_path
 from polytier._text import finite, whole
+from polytier.files.read import check_path
 from polytier.runs.spec import MOST, SCOPES, RunSpec, Setting, is_file, read_spec, settings
 from polytier.runs.trust import check_trusted, with_flag
 
@@ -25,32 +25,27 @@ FIELDS = "set"  # the only setting that is given in several options: --set FIELD
 
 def whole_number(least: int, most: int = MOST) -> Any:
     """How an option reads a whole number from `least` to `most`."""
-
-    def read(text: Any) -> int:
-        try:
-            number = text if isinstance(text, int) else whole(text)
-        except ValueError:
-            raise typer.BadParameter(f"{text!r} is not a whole number; give one such as {max(least, 4)}") from None
-        if not least <= number <= most:
-            raise typer.BadParameter(f"{number} is not in the range {least} to {most}")
-        return number
-
-    return read
+    return number_reader(whole, "a whole number", max(least, 4), least, most)
 
 
 def real_number(least: float = -math.inf, most: float = math.inf) -> Any:
     """How an option reads a number from `least` to `most`."""
+    return number_reader(finite, "a number", 0.9, least, most)
 
-    def read(text: Any) -> float:
+
+def number_reader(read: Callable[[str], float], what: str, example: float, least: float, most: float) -> Any:
+    """A function from the text of an option, or a default that is a number already, to a number in a range."""
+
+    def parser(text: Any) -> float:
         try:
-            number = text if isinstance(text, float) else finite(text)
+            number = read(text) if isinstance(text, str) else text
         except ValueError:
-            raise typer.BadParameter(f"{text!r} is not a number; give one such as 0.9") from None
+            raise typer.BadParameter(f"{text!r} is not {what}; give one such as {example}") from None
         if not least <= number <= most:
-            raise typer.BadParameter(f"{number} is not in the range {least:g} to {most:g}")
+            raise typer.BadParameter(f"{number} is not in the range {least:,} to {most:,}")
         return number
 
-    return read
+    return parser
 
 
 def a_path(text: Any) -> Path:

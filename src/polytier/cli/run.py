@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polytier._errors import check_path
 from polytier._terminal import Interrupt, log, say, set_up_logging, wide_console
 from polytier._text import duration, size
 from polytier.cli.options import Trust, a_path, check_code, takes_settings, trusted_spec
+from polytier.files.read import check_path
 from polytier.report.tables import print_summary
-from polytier.runs.read import finished_rounds, read_config, read_summary
+from polytier.runs.read_files import finished_rounds, read_config, read_summary
 from polytier.runs.spec import check_spec, of_scope
 
 if TYPE_CHECKING:

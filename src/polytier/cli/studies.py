@@ -248,7 +248,7 @@ def check(
     """
     set_up_logging(as_json or quiet, verbose)
     spec = trusted_spec(what, given, fields, trust)
-    from polytier.files.write import finite
+    from polytier.files.write import json_ready
     from polytier.report.check_table import print_check
     from polytier.runs.loop import Loop
     from polytier.theory.check import check_training, read_given
@@ -259,7 +259,7 @@ def check(
         reports = check_training(loop, spec.rounds, letters)
         if measure:
             run_it(loop, spec.rounds, reports)
-    found = [finite(report.as_dict()) for report in reports]
+    found = [json_ready(report.as_dict()) for report in reports]
     if as_json:
         print(json.dumps(found, indent=2))
         return

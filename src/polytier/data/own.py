@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from polytier._errors import check_file
 from polytier.data.sources import Source, reading
+from polytier.files.read import check_file
 
 # the columns that are read, and the kinds of NumPy types that each of them may have
 COLUMNS = {"x": "biuf", "y": "biuf", "device": "iuU", "team": "iuU", "split": "iuU", "cluster": "iuU"}

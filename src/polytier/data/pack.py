@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polytier._errors import Fault, check_file, check_path
+from polytier._errors import Fault
 from polytier.data.federation import MOST_CLASSES, Federation
-from polytier.files.read import Damaged, open_regular, read_json, refuse_links
+from polytier.files.read import Damaged, check_file, check_path, open_regular, read_json, refuse_links
 from polytier.files.write import PARTIAL, make_folder, remove_partials, sync_file, write_json
 
 FILE = "federation.json"

@@ -42,8 +42,12 @@ class FolderLock:
             self.release()
             who = f"process {owner}" if owner else "another process"
             raise ValueError(f"{folder} is in use by {who}; wait until it ends, or give another folder") from None
-        os.ftruncate(self._file, 0)
-        os.write(self._file, f"{os.getpid()} on {socket.gethostname()}\n".encode())
+        try:
+            os.ftruncate(self._file, 0)
+            os.write(self._file, f"{os.getpid()} on {socket.gethostname()}\n".encode())
+        except OSError:
+            self.release()
+            raise
 
     def release(self) -> None:
         """Give the lock back. The file stays: removing it would let two processes lock different files."""

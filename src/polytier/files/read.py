@@ -11,8 +11,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from polytier._errors import short
 from polytier.files.write import CHUNK
 
+LONGEST = 255  # bytes of the name of a file
 UNSEALED = (0, 1, 2)  # formats of run folders (0: not given) whose files have no digests
 SEALED = re.compile(r',\n  "sha256": "([0-9a-f]{64})"\n}\n\Z')
 CHECKED_LINE = re.compile(r'(.*), "crc32": "([0-9a-f]{8})"}', re.DOTALL)
@@ -20,6 +22,32 @@ CHECKED_LINE = re.compile(r'(.*), "crc32": "([0-9a-f]{8})"}', re.DOTALL)
 
 class Damaged(ValueError):
     """A file does not have the content that was written to it."""
+
+
+def check_path(text: str | Path, what: str) -> None:
+    """Raise an error if no file or folder can have this path; `what` names it in the message."""
+    if not str(text) or "\0" in str(text):
+        raise ValueError(f"{what} {str(text)!r} is no path; give the name of a file or folder")
+    longest = max((part for part in Path(text).parts), key=len, default="")
+    if len(os.fsencode(longest)) > LONGEST:
+        raise ValueError(f"{what} {short(str(text))} cannot be used: a name in it is longer than {LONGEST} bytes")
+    try:
+        os.stat(text)
+    except FileNotFoundError:
+        return
+    except OSError as error:  # the name is too long, a folder on the way is a file, or links form a loop
+        raise ValueError(f"{what} {short(str(text))} cannot be used: {error.strerror}; give another path") from None
+
+
+def check_file(path: str | Path) -> None:
+    """Raise an error unless this is a regular file: to read a pipe or a device may never end."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        raise ValueError(f"{error.strerror or error}") from None
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "no regular file (a pipe or a device)"
+        raise ValueError(f"it is {what}")
 
 
 def open_regular(path: Path) -> int:

@@ -6,7 +6,6 @@ function of `os`, so that tests can make each of them fail.
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -19,9 +18,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from polytier._errors import DISK_ADVICE
+
 PARTIAL = ".partial"  # ending of files that are not complete
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-NO_FAULT_OF_THE_PATH = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 CHUNK = 8 << 20  # bytes per system call
 
 
@@ -127,7 +127,7 @@ def make_folder(folder: Path) -> list[Path]:
         for path in missing:
             sync_folder(path.parent)
     except OSError as error:
-        if error.errno in NO_FAULT_OF_THE_PATH:
+        if error.errno in DISK_ADVICE:  # no fault of the path
             raise
         raise ValueError(f"the folder {folder} cannot be created: {error.strerror}; give another one") from None
     return missing
@@ -219,19 +219,19 @@ def write_sealed(path: Path, pieces: Iterable[str]) -> None:
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write an object as a sealed JSON file; NaN and infinity become null."""
-    write_sealed(path, [json.dumps(finite(value), indent=2).removesuffix("\n}")])
+    write_sealed(path, [json.dumps(json_ready(value), indent=2).removesuffix("\n}")])
 
 
 def json_line(record: dict[str, Any], owner: str = "") -> str:
     """A record as one line of JSON that ends with its own checksum, which also depends on the owner of the file."""
-    text = json.dumps(finite(record))[:-1]
+    text = json.dumps(json_ready(record))[:-1]
     return f'{text}, "crc32": "{zlib.crc32(text.encode(), zlib.crc32(owner.encode())):08x}"}}\n'
 
 
-def finite(value: Any) -> Any:
+def json_ready(value: Any) -> Any:
     """The same value with None for NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
-        return {k: finite(v) for k, v in value.items()}
+        return {k: json_ready(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(v) for v in value]
+        return [json_ready(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -14,7 +14,6 @@ from torch import Tensor
 from polytier._errors import unknown
 from polytier.data.federation import SPLITS
 from polytier.method.call import Call, Clock
-from polytier.method.context import Context
 from polytier.method.node import Node
 from polytier.method.parameters import Step
 from polytier.stack.rows import Answered, Answers, Rows, Sums, as_dict, cat_rows, map_rows, share_of_samples, starts_of
@@ -55,11 +54,10 @@ class Children(Node):
         round 1 samples [1, 2]
     """
 
-    def __init__(
-        self, context: Context, tier: int, ids: Tensor, clock: Clock, quiet: bool = False, only: Tensor | None = None
-    ) -> None:
-        super().__init__(context, tier, ids, clock, quiet, only)
-        self._calls: Counter[str] = Counter()
+    @cached_property
+    def _calls(self) -> Counter[str]:
+        """How often each method was called by this node."""
+        return Counter()
 
     # -- who is below ----------------------------------------------------------------------------
 

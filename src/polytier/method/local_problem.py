@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from polytier.data.batches import Batch, Walk, batch_sizes, share_of_batch
-from polytier.method.call import Clock
-from polytier.method.context import Context
 from polytier.method.node import Node
 from polytier.stack.objective import Piece
 from polytier.tree import random
@@ -53,12 +52,15 @@ class LocalProblem(Node):
         (2, 4)
     """
 
-    def __init__(
-        self, context: Context, tier: int, ids: Tensor, clock: Clock, quiet: bool = False, only: Tensor | None = None
-    ) -> None:
-        super().__init__(context, tier, ids, clock, quiet, only)
-        self.rows = context.topology.order[ids]  # [n] their numbers in the federation
-        self._walks: dict[tuple[int | str, str], Walk] = {}
+    @cached_property
+    def rows(self) -> Tensor:
+        """[n] the numbers of these devices in the federation."""
+        return self._context.topology.order[self.ids]
+
+    @cached_property
+    def _walks(self) -> dict[tuple[int | str, str], Walk]:
+        """By batch size and stream: where each device is in its samples."""
+        return {}
 
     @property
     def device(self) -> torch.device:

@@ -14,7 +14,7 @@ from polytier.papers.plan import Chart, Claim, Curve, Item, Matrix, PlannedRun, 
 from polytier.report import heatmap
 from polytier.report.blocks import Cell, Lines, Matrices, Panels, Section, Series, Table, Text
 from polytier.report.intervals import interval
-from polytier.runs.read import check_result
+from polytier.runs.read_files import check_result
 from polytier.tree.collaboration import FILE
 
 Folders = Mapping[str, Mapping[int, Path]]

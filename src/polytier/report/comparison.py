@@ -28,7 +28,8 @@ from polytier.models.metrics import LOSS, MetricInfo, describe
 from polytier.report.intervals import LEVEL, interval, interval_text, paired_test
 from polytier.report.tables import line, table
 from polytier.runs.csv_cells import as_cell, csv_lines
-from polytier.runs.read import JUDGES, KINDS, Record, RunRecord, bytes_until, judge_of, score
+from polytier.runs.read import JUDGES, RunRecord, bytes_until, judge_of, score
+from polytier.runs.read_files import KINDS, Record
 
 FILE = "compare.json"
 WAITING, RUNNING, DONE, INTERRUPTED = "waiting", "running", "done", "interrupted"

@@ -12,7 +12,8 @@ from polytier.report.blocks import Lines, Panels, Series
 from polytier.report.grouping import Study, Variant
 from polytier.report.heatmap import evenly
 from polytier.report.intervals import quantile
-from polytier.runs.read import JUDGES, Record, RunRecord
+from polytier.runs.read import JUDGES, RunRecord
+from polytier.runs.read_files import Record
 
 POINTS = 240  # of a line; more would not be visible on a page
 SPLITS = ("test", "validation", "train")

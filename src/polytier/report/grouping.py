@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from polytier.models.metrics import MetricInfo
-from polytier.runs.read import Record, RunRecord, shared_metrics
+from polytier.runs.read import RunRecord, shared_metrics
+from polytier.runs.read_files import Record
 from polytier.runs.spec import PYTHON, of_scope
 
 NO_FILES = "data_dir"  # the place of the data files does not change the result

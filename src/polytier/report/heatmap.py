@@ -10,7 +10,7 @@ import numpy as np
 from polytier.files.write import atomic
 from polytier.report import figures
 from polytier.report.blocks import Matrices
-from polytier.runs.read import check_result
+from polytier.runs.read_files import check_result
 from polytier.tree.collaboration import FILE, Collaboration, load
 
 PANELS, SHOWN = 6, 400  # rounds and clients in the figure

@@ -15,7 +15,8 @@ from polytier.report.comparison import DONE, LOCAL, SHARE
 from polytier.report.grouping import NO_SETTING, Study, Variant, settings_of, studies
 from polytier.report.heatmap import matrices
 from polytier.report.intervals import LEVEL, interval, interval_text
-from polytier.runs.read import KINDS, RunRecord, check_result, score
+from polytier.runs.read import RunRecord, score
+from polytier.runs.read_files import KINDS, check_result
 from polytier.tree.collaboration import FILE
 
 UNTIL = 0.9  # default level of metrics for which higher is better

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from polytier._text import duration, size
 from polytier.models.metrics import MetricInfo
-from polytier.runs.read import KINDS, RUNNING, RunRecord, bytes_until, score
+from polytier.runs.read import RunRecord, bytes_until, score
+from polytier.runs.read_files import KINDS, RUNNING
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: bool = False) -> Table:

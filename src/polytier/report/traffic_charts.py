@@ -12,7 +12,8 @@ from polytier.report.comparison import SHARE
 from polytier.report.curves import Pick, judge_of, kinds_of, line, metric_of, note, picker
 from polytier.report.grouping import Study
 from polytier.report.intervals import interval, interval_text
-from polytier.runs.read import KINDS, Record, RunRecord, check_result
+from polytier.runs.read import RunRecord
+from polytier.runs.read_files import KINDS, Record, check_result
 
 SPARSE = ("sparse", "paper")  # prefixes of codecs that leave out zeros
 NODES_OPENED = 64  # nodes of a tier whose models are searched for zeros

@@ -21,7 +21,8 @@ from polytier.runs import checkpoint
 from polytier.runs.evaluate import metrics_of
 from polytier.runs.folder import claim, metric_lines, reopen, write_end, write_start, write_state
 from polytier.runs.loop import PATIENCE, Callback, Loop
-from polytier.runs.read import CHECKPOINTS, DIVERGED, DONE, RUNNING, STOPPED, STORE, score
+from polytier.runs.read import score
+from polytier.runs.read_files import CHECKPOINTS, DIVERGED, DONE, RUNNING, STOPPED, STORE
 from polytier.runs.run import Run
 from polytier.runs.snapshot import run_name
 

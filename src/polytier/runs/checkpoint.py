@@ -20,7 +20,7 @@ from torch import Tensor
 
 from polytier.files.read import Damaged, read_json
 from polytier.files.write import make_folder, partial_name, sync_folder, write_json, write_new
-from polytier.runs.read import FORMAT, check_checkpoint
+from polytier.runs.read_files import FORMAT, check_checkpoint
 from polytier.runs.tensors import pieces
 
 log = logging.getLogger("polytier")
@@ -102,7 +102,7 @@ def latest(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None
 def is_whole(path: Path) -> bool:
     """Whether a checkpoint has the content that was written."""
     with suppress(Damaged):
-        read(path)
+        check_checkpoint(path)
         return True
     return False
 

@@ -1,9 +1,9 @@
 """Detection of divergence during a run, from the losses that evaluations measure.
 
-A run is warned of if the training loss of a model is more than TOLD times the smallest one so far, larger than that of
-the initial model, and has grown over the last two evaluations. It stops if the loss is more than STOPPED times that of
-the initial model and parameters are so large that changes of 1 are lost in rounding. Neither alone is enough: a loss
-may grow in a healthy run, and a regression on unscaled data has large parameters.
+A run is warned of if the training loss of a model is more than WARN_FACTOR times the smallest one so far, larger than
+that of the initial model, and has grown over the last two evaluations. It stops if the loss is more than STOP_FACTOR
+times that of the initial model and parameters are so large that changes of 1 are lost in rounding. Neither alone is
+enough: a loss may grow in a healthy run, and a regression on unscaled data has large parameters.
 
 A healthy run pays nothing: the initial model and the parameters are looked at only if a loss is suspicious.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from polytier.runs.loop import Loop
 
 log = logging.getLogger("polytier")
-TOLD, STOPPED = 100, 1000  # factors by which a loss has grown
+WARN_FACTOR, STOP_FACTOR = 100, 1000  # growth of the loss at which a run is warned of, and may be stopped
 LARGE_LOSS = 1000  # a larger loss is compared with that of the initial model even in the first evaluation
 NO_MODELS = ("models", "bytes", "participants")  # entries of a record that are dicts, but not figures of a model
 
@@ -47,7 +47,7 @@ class Past(NamedTuple):
         return Past(min(self.smallest, loss), self.last, loss)
 
 
-class Watch:
+class DivergenceWatch:
     """Looks at the evaluations of a run, and reports divergence.
 
     Args:
@@ -73,7 +73,7 @@ class Watch:
         """
         for name, kind, losses in losses_of(record):
             past = self._past.get((name, kind), Past(math.inf, math.inf, math.inf))
-            if name in self._initial or max(losses.values()) > min(LARGE_LOSS, TOLD * abs(past.smallest)):
+            if name in self._initial or max(losses.values()) > min(LARGE_LOSS, WARN_FACTOR * abs(past.smallest)):
                 self._judge(loop, loop.context.scope(name), kind, losses, past)
         self._note(record)
 
@@ -82,10 +82,10 @@ class Watch:
             self._initial[context.name] = initial_loss(context, loop.part_state(context.name), loop.round)
         initial, loss = self._initial[context.name], losses["train"]
         reference = max(abs(initial), abs(min(initial, past.smallest)))  # losses of quadratics may be below 0
-        if (worst := max(losses.values())) > STOPPED * reference:
+        if (worst := max(losses.values())) > STOP_FACTOR * reference:
             check_range(loop, context, kind, f"is {worst:.3g}, that of the initial model {initial:.3g}")
         grows = loss > past.last > past.before
-        if grows and loss > max(reference, TOLD * abs(past.smallest)) and not self._told:
+        if grows and loss > max(reference, WARN_FACTOR * abs(past.smallest)) and not self._told:
             self._told = True
             what = f"the training loss of the {titled(kind, context)} grew from {past.smallest:.3g} to {loss:.3g}"
             log.warning("round %d: %s and goes on growing; %s", loop.round, what, smaller_steps(context.algorithm))
@@ -102,10 +102,10 @@ def losses_of(record: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, floa
         for kind, splits in figures.items():
             if isinstance(splits, dict) and kind not in NO_MODELS and "train" in splits:
                 # without a value, the losses of all devices are NaN: outputs have overflowed
-                yield name, kind, {split: finite(values.get("loss")) for split, values in splits.items()}
+                yield name, kind, {split: loss_or_infinity(values.get("loss")) for split, values in splits.items()}
 
 
-def finite(loss: float | None) -> float:
+def loss_or_infinity(loss: float | None) -> float:
     """The loss; infinity if it is undefined."""
     return math.inf if loss is None or math.isnan(loss) else loss
 

@@ -47,7 +47,7 @@ from polytier.models.trainable import digest
 from polytier.runs import checkpoint, snapshot
 from polytier.runs.csv_cells import csv_lines
 from polytier.runs.evaluate import metrics_of
-from polytier.runs.read import CHECKPOINTS, DONE, FORMAT, KINDS, STATE, STATES, STORE, SUMMARY
+from polytier.runs.read_files import CHECKPOINTS, DONE, FORMAT, KINDS, STATE, STATES, STORE, SUMMARY, check_exists
 from polytier.runs.run import Run
 from polytier.runs.spec import RunSpec, identity, to_toml
 from polytier.runs.summary import PART, device_table, summary, traffic
@@ -119,8 +119,7 @@ def discard(held: FolderLock) -> None:
 
 def reopen(folder: Path) -> FolderLock:
     """Lock the folder of a run that is to be continued, and remove what a killed process left behind."""
-    if not folder.is_dir():
-        raise ValueError(f"the run folder {folder} does not exist; `polytier run` makes one, by default in runs/")
+    check_exists(folder)
     refuse_links(folder)
     held = FolderLock(folder)
     try:

@@ -18,7 +18,7 @@ from polytier.runs.callbacks import RunFolder
 from polytier.runs.estimate import check_memory
 from polytier.runs.folder import claim, claim_next, discard
 from polytier.runs.loop import Callback, Loop
-from polytier.runs.read import CHECKPOINTS, STORE, read_config
+from polytier.runs.read_files import CHECKPOINTS, STORE, read_config
 from polytier.runs.spec import RunSpec, check_named, identity, spec_in, versions
 
 log = logging.getLogger("polytier")

@@ -24,7 +24,7 @@ from polytier.models.trainable import Trainable, digest
 from polytier.models.zoo import make_model
 from polytier.runs import checkpoint, snapshot
 from polytier.runs.methods import make_method
-from polytier.runs.read import (
+from polytier.runs.read_files import (
     CHECKPOINTS,
     KINDS,
     check_result,

@@ -25,7 +25,7 @@ from polytier.method.mapped_memory import MappedMemory
 from polytier.method.node import check_finite
 from polytier.runs import snapshot
 from polytier.runs.assemble import Assembly, assemble, server_of
-from polytier.runs.divergence import Watch
+from polytier.runs.divergence import DivergenceWatch
 from polytier.runs.evaluate import Evaluation, evaluate
 from polytier.runs.model_specs import OneOrEach, spec_of_python
 from polytier.runs.run import Run
@@ -201,7 +201,7 @@ class Loop:
         self.history: list[dict[str, Any]] = []
         self.evaluations: dict[str, Evaluation] = {}
         self.collaboration: dict[int, Collaboration] = {}
-        self._watch = Watch()
+        self._watch = DivergenceWatch()
         self._saved: Any = (
             None  # a snapshot in case worker processes end; the next line: when it was taken and the seconds it took
         )
@@ -368,7 +368,7 @@ class Loop:
         """Set the run back to a snapshot."""
         snapshot.put_back(self, tensors, facts)
         self.seconds, self.history = facts["seconds"], facts["history"]
-        self._watch = Watch(self.history)
+        self._watch = DivergenceWatch(self.history)
         if self.history:
             self.evaluate()
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from polytier._errors import check_path
 from polytier._text import finite, parse_text, whole
 from polytier.data.build import build_federation, is_npz, load_source
 from polytier.data.federation import Federation
 from polytier.data.pack import is_stored
 from polytier.data.sources import GENERATED, default_dir
+from polytier.files.read import check_path
 from polytier.runs.spec import RunSpec, read_numbers, read_teams, settings
 from polytier.tree.topology import Topology, nested
 

@@ -17,8 +17,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from polytier._errors import check_file, short, unknown
+from polytier._errors import short, unknown
 from polytier._text import finite, whole
+from polytier.files.read import check_file
 
 MOST, MOST_WORKERS = (1 << 31) - 1, 4096  # of rounds, devices, ...; of processes
 PYTHON = "python"  # replaces a name if the part was given as a Python object

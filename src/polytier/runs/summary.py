@@ -13,7 +13,7 @@ from polytier.models.metrics import LOSS, MetricInfo
 from polytier.runs.csv_cells import as_cell
 from polytier.runs.evaluate import metrics_of
 from polytier.runs.methods import method_name
-from polytier.runs.read import KINDS
+from polytier.runs.read_files import KINDS
 from polytier.runs.run import Run
 
 PART = 1 << 14  # devices converted to Python objects at once, to limit memory

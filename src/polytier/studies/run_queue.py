@@ -34,7 +34,7 @@ from polytier.runs import checkpoint
 from polytier.runs.folder import reopen
 from polytier.runs.launch import resumed_loop, run_in_folder, spec_of_folder
 from polytier.runs.loop import Loop
-from polytier.runs.read import CHECKPOINTS, finished_rounds, read_config, read_state
+from polytier.runs.read_files import CHECKPOINTS, finished_rounds, read_config, read_state
 from polytier.runs.spec import RunSpec, check_spec, read_toml, to_toml
 from polytier.runs.trust import check_trusted, named_code
 from polytier.theory.stability import warnings

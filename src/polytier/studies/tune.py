@@ -36,7 +36,8 @@ from polytier.runs.evaluate import metrics_of
 from polytier.runs.loop import Loop
 from polytier.runs.make_data import make_federation
 from polytier.runs.methods import fields_of, method_of, wraps_others
-from polytier.runs.read import FORMAT, judge_of
+from polytier.runs.read import judge_of
+from polytier.runs.read_files import FORMAT
 from polytier.runs.spec import RunSpec, to_toml
 from polytier.studies.compare import stem
 from polytier.studies.search_space import Lags, Space, propose, read_space

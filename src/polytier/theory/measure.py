@@ -10,7 +10,7 @@ from polytier.algorithms import PerMFL
 from polytier.method.call import Diverged
 from polytier.method.context import Context
 from polytier.runs.loop import Callback, Loop
-from polytier.runs.read import KINDS
+from polytier.runs.read_files import KINDS
 from polytier.theory.check import Report
 from polytier.theory.curvature import is_quadratic
 from polytier.theory.permfl import rate, stationary_point

@@ -33,7 +33,7 @@ NO_SIGN, UNKNOWN = "no sign of divergence", "not judged"
 LARGE = 1 << 24  # largest total number of elements of all A for which a round on quadratics is computed as a matrix
 QUICK_WORK, MOST_WORK = 1 << 31, 1 << 36  # multiplications in a round that is linearised: before a run, in a check
 # An eigenvalue below -MARGIN counts. The gradient of cross-entropy is bounded, so that errors grow only until curvature
-# has fallen to that of the l2 term: runs with eigenvalues of -2 converge at once
+# has fallen to that of the l2 term; its margin was chosen after runs on digits (docs/theory.md)
 MARGIN, BOUNDED_MARGIN = 1.1, 3.0
 SLACK = 1.5  # the curvature is estimated on a few devices, and that of others may be larger by this factor
 MOST_MOVE = 1e6  # a larger factor, or infinity, is not used for advice
@@ -223,4 +223,5 @@ def numbers(context: Context, tier: int, value: Step) -> Any:
 
 
 def most(context: Context, tier: int, value: Step) -> float:
+    """The largest value of a field at a tier in the first round."""
     return float(np.max(numbers(context, tier, value)))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from polytier._errors import check_file
+from polytier.files.read import check_file
 
 FILE = "collaboration.npz"  # in a run folder
 DENSE = 2000  # largest number of clients for which the matrix [n, n] is made by default

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polytier._errors import check_file
 from polytier._text import finite, whole
+from polytier.files.read import check_file
 from polytier.tree import random
 
 NEVER = 1 << 62  # the round of leaving of nodes that stay until the end
