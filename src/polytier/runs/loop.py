@@ -44,7 +44,8 @@ T = TypeVar("T")
 class Callback:
     """Base class for objects that follow a run. Each method does nothing unless a subclass overrides it.
 
-    The order of calls is `on_start`, `on_round` once per round, then `on_end` or `on_error`, and finally `close`.
+    The order of calls is `on_start`, `on_round` once per round, then `on_end` or `on_error`, and finally `close`. Any
+    of them may end the run with `loop.stop("the reason")`.
 
     Examples:
         >>> import polytier
@@ -55,6 +56,15 @@ class Callback:
         >>> method = polytier.FedAvg(device_steps=2)
         >>> run = polytier.train(method, federation, "mclr", rounds=1, callbacks=[Rounds()])
         round 1
+
+        A run that ends when it has sent 100 kB:
+
+        >>> class Budget(polytier.Callback):
+        ...     def on_round(self, loop, record):
+        ...         if sum(sum(ways.values()) for ways in loop.ledger.total().values()) > 100_000:
+        ...             loop.stop("100 kB were sent")
+        >>> polytier.train(method, federation, "mclr", rounds=50, callbacks=[Budget()]).rounds
+        3
     """
 
     def on_start(self, loop: Loop) -> None:
@@ -177,6 +187,7 @@ class Loop:
         round: Number of rounds completed.
         history: One record per round, as in metrics.jsonl.
         evaluations: The last evaluation of each model by name; the name is "" if there is one model.
+        stop_reason: Why the run was asked to stop; empty if it was not.
         collaboration: By round, the learned collaboration between nodes; empty if the method does not learn one.
 
     Examples:
@@ -197,7 +208,7 @@ class Loop:
         first = {part.name: part.objective.initial.unsqueeze(0).clone() for part in self.context.parts}
         self.state: Rows = self.algorithm.init(first if self.algorithm.parts() else first[""])
         self.round, self.rounds = 0, 0  # completed, and requested
-        self.seconds = 0.0
+        self.seconds, self.stop_reason = 0.0, ""
         self.history: list[dict[str, Any]] = []
         self.evaluations: dict[str, Evaluation] = {}
         self.collaboration: dict[int, Collaboration] = {}
@@ -238,11 +249,11 @@ class Loop:
                 training cannot recover.
             NodesLost: Worker processes ended several times in the same round.
         """
-        callbacks, self.rounds = list(callbacks), rounds
+        callbacks, self.rounds, self.stop_reason = list(callbacks), rounds, ""
         try:
             for callback in callbacks:
                 callback.on_start(self)
-            while self.round < rounds and not stop():
+            while self.round < rounds and not self.stop_reason and not stop():
                 self._secure()
                 seconds = self._surely(self.step)
                 self._consider_workers(seconds)
@@ -250,6 +261,8 @@ class Loop:
                 self.history.append(record)
                 for callback in callbacks:
                     callback.on_round(self, record)
+            if self.stop_reason and self.round % self.eval_every:  # the last round is always evaluated
+                self.history[-1] |= self._surely(self._figures)
             run = self._surely(lambda: Run.of(self))
             for callback in callbacks:
                 callback.on_end(self, run)
@@ -261,6 +274,22 @@ class Loop:
         finally:
             for callback in callbacks:
                 callback.close()
+
+    def stop(self, reason: str) -> None:
+        """End the run after the current round. Callbacks may call this.
+
+        The result is that of a run with as many rounds. A run folder contains it, and the reason in state.json;
+        `polytier.resume` and `polytier resume` continue the run.
+
+        Args:
+            reason: Why the run ends.
+
+        Raises:
+            ValueError: The reason is empty.
+        """
+        if not reason:
+            raise ValueError('the reason is empty; give a text that state.json records, such as "time is up"')
+        self.stop_reason = reason
 
     def step(self) -> float:
         """Run one round of the server's program, without evaluation or callbacks.
@@ -290,9 +319,7 @@ class Loop:
         """The record of the round that has just ended; models are evaluated if an evaluation is due."""
         record: dict[str, Any] = {"round": self.round}
         if self.round % self.eval_every == 0 or last:
-            self.evaluate()
-            figures = {name: evaluation.figures() for name, evaluation in self.evaluations.items()}
-            record |= {**means(list(figures.values())), "models": figures} if self.context.scopes else figures[""]
+            record |= self._figures()
             self._watch.look(self, record)
         ledgers = [part.ledger for part in self.context.parts]
         present: dict[str, list[np.ndarray]] = {}  # a team may be in the trees of several models
@@ -303,6 +330,12 @@ class Loop:
         counts = {t: len(np.unique(np.concatenate(n)) if len(n) > 1 else n[0]) for t, n in present.items()}
         nbytes = add_up(ledger.rounds[-1] for ledger in ledgers)
         return {**record, "bytes": nbytes, "seconds": seconds, "participants": counts}
+
+    def _figures(self) -> dict[str, Any]:
+        """Evaluate all models on all devices; the values for the record of the round."""
+        self.evaluate()
+        figures = {name: evaluation.figures() for name, evaluation in self.evaluations.items()}
+        return {**means(list(figures.values())), "models": figures} if self.context.scopes else figures[""]
 
     def evaluate(self) -> None:
         """Evaluate all models on all devices."""
