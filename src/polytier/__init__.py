@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from polytier.runs.callbacks import EarlyStopping, Progress, RunFolder
     from polytier.runs.contract import check_algorithm
     from polytier.runs.loop import Callback, Loop, make_loop, train
+    from polytier.runs.resume import resume
     from polytier.runs.run import Run
     from polytier.runs.spec import RunSpec
     from polytier.runs.trackers import MLflow, TensorBoard, WandB
@@ -129,6 +130,7 @@ _HOME = {
         "train",
     ),
     "polytier.runs.assemble": ("assemble",),
+    "polytier.runs.resume": ("resume",),
     "polytier.runs.run": ("Run",),
     "polytier.runs.spec": ("RunSpec",),
     "polytier.runs.trackers": (

@@ -391,7 +391,7 @@ class Loop:
     @property
     def stores(self) -> list[MappedMemory]:
         """The memories that are stored in files."""
-        return [part.memory for part in self.context.parts if isinstance(part.memory, MappedMemory)]
+        return snapshot.stores_of(self.context)
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The tensors and other values from which `restore` continues with bitwise identical results."""

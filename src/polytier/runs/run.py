@@ -62,6 +62,8 @@ class Run:
         evaluation: The last evaluation; None for a run that was loaded from its folder.
         models: If several models were trained: the run of each model by name. Otherwise empty.
         collaboration: By round, the learned collaboration between nodes; empty if the method does not learn one.
+        objects: The parts of the run that were given as Python objects, by name; `polytier.resume` uses them.
+        folder: The run folder, if the run was loaded from it.
 
     Examples:
         >>> import polytier, torch
@@ -83,6 +85,8 @@ class Run:
     evaluation: Evaluation | None = None
     models: dict[str, Run] = field(default_factory=dict)
     collaboration: dict[int, Collaboration] = field(default_factory=dict)
+    objects: dict[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
 
     @property
     def algorithm(self) -> Algorithm:
@@ -118,22 +122,26 @@ class Run:
     @classmethod
     def of(cls, loop: Loop) -> Run:
         """The result of a loop in its current state."""
-        learned, context = loop.collaboration | loop.learned(), loop.context
+        context, spec = loop.context, loop.spec.replace(rounds=loop.rounds or loop.spec.rounds)
+        more: dict[str, Any] = {
+            "collaboration": loop.collaboration | loop.learned(),
+            "objects": loop.assembly.objects,
+        }
         if not context.scopes:
-            return cls.of_context(context, loop, loop.spec, collaboration=learned)
-        assert isinstance(loop.spec.models, dict)
+            return cls.of_context(context, loop, spec, **more)
+        assert isinstance(spec.models, dict)
         models = {
-            name: cls.of_context(each, loop, loop.spec.replace(models=None, **loop.spec.models[name]))
+            name: cls.of_context(each, loop, spec.replace(models=None, **spec.models[name]))
             for name, each in context.scopes.items()
         }
-        return cls(loop.spec, context, loop.state, loop.history, loop.seconds, models=models, collaboration=learned)
+        return cls(spec, context, loop.state, list(loop.history), loop.seconds, models=models, **more)
 
     @classmethod
     def of_context(cls, context: Context, loop: Loop, spec: RunSpec, **more: Any) -> Run:
         """The result of one model of a loop."""
         state = loop.part_state(context.name)
         everywhere = context.algorithm.global_model(state)
-        history = [record_of(record, context.name) for record in loop.history] if context.name else loop.history
+        history = [record_of(record, context.name) for record in loop.history] if context.name else list(loop.history)
         return cls(
             spec,
             context,
