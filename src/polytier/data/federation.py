@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ class Federation:
             ValueError: arrays have different lengths, numbers that are not finite or labels below 0; a device has no
                 training samples or belongs to more than one team.
         """
-        x, y = torch.as_tensor(x), torch.as_tensor(y)
+        x, y = as_tensor(x), as_tensor(y)
         device = np.asarray(device)
         check_arrays(x, y, device)
         ids, owner = np.unique(device, return_inverse=True)
@@ -147,6 +148,17 @@ class Federation:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def __repr__(self) -> str:
+        teams = "" if self.team is None else f" in {len(np.unique(self.team))} teams"
+        targets = "no classes" if self.num_classes is None else f"{self.num_classes} classes"
+        samples = f"{len(self.y)} samples of shape {tuple(self.x.shape[1:])}"
+        return f"<Federation: {len(self)} devices{teams}, {samples}, {targets}>"
+
+    def _repr_html_(self) -> str:
+        counts = self.population.counts.sum(0).tolist()
+        cells = "".join(f"<tr><td>{split}</td><td>{n}</td></tr>" for split, n in zip(SPLITS, counts, strict=True))
+        return f"<p>{escape(repr(self)[1:-1])}</p><table><tr><th>split</th><th>samples</th></tr>{cells}</table>"
 
     @cached_property
     def fingerprint(self) -> str:
@@ -247,6 +259,14 @@ class Federation:
         """A federation whose targets are column `k` of the targets; the inputs are not copied."""
         classes = None if self.num_classes is None else int(self.y[:, k].max()) + 1
         return replace(self, y=self.y[:, k].contiguous(), num_classes=classes)
+
+
+def as_tensor(values: Any) -> Tensor:
+    """A tensor of an array, a list, or a frame or column of pandas."""
+    values = values.to_numpy() if hasattr(values, "to_numpy") else values
+    if isinstance(values, np.ndarray) and not values.flags.writeable:
+        values = values.copy()  # torch does not take arrays that must not be changed
+    return torch.as_tensor(values)
 
 
 def check_arrays(x: Tensor, y: Tensor, device: np.ndarray) -> None:
