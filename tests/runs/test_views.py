@@ -97,7 +97,7 @@ def test_devices_of_a_regression_have_their_loss():
     run = train(LocalTraining(), federation, linear(), rounds=1)
     frame = run.devices()
     assert list(frame) == ["device", "team", "samples", "personal_loss"]
-    assert float(frame["personal_loss"].mean()) == pytest.approx(run.history[-1]["personal"]["test"]["loss"])
+    assert np.mean(frame["personal_loss"].tolist()) == pytest.approx(run.history[-1]["personal"]["test"]["loss"])
 
 
 def linear():

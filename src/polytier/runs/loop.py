@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import os
 import time
@@ -27,7 +28,7 @@ from polytier.runs import snapshot
 from polytier.runs.assemble import Assembly, assemble, server_of
 from polytier.runs.divergence import DivergenceWatch
 from polytier.runs.evaluate import Evaluation, evaluate
-from polytier.runs.model_specs import OneOrEach, spec_of_python
+from polytier.runs.model_specs import OneOrEach, python_settings, spec_of_python
 from polytier.runs.run import Run
 from polytier.runs.spec import RunSpec
 from polytier.stack.rows import Rows, unpack
@@ -39,6 +40,7 @@ PATIENCE = 10  # snapshots take at most about 1 / PATIENCE of the running time
 ATTEMPTS = 3  # the run stops if worker processes end this many times in one round
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Callback:
@@ -102,8 +104,21 @@ class Callback:
         """Called last in every case, also after an error. Use it to close files."""
 
 
+def lists_settings(function: F) -> F:
+    """Completes the docstring of a function that takes `**settings` with the declared settings."""
+    lines = [
+        f"            - `{each.name}`: {each.help}; by default {each.default_text or 'not given'}."
+        for each in python_settings()
+        if each.name not in inspect.signature(function).parameters
+    ]
+    before, returns, after = (function.__doc__ or "").partition("\n\n    Returns:")
+    function.__doc__ = before + "\n\n" + "\n".join(lines) + returns + after
+    return function
+
+
+@lists_settings
 def train(
-    algorithm: Algorithm,
+    algorithm: Algorithm | str,
     federation: OneOrEach[Federation],
     model: OneOrEach[nn.Module | str],
     *,
@@ -115,7 +130,8 @@ def train(
     """Train a method on a federation and return the result.
 
     Args:
-        algorithm: The method, for example `polytier.PerMFL(device_lr=0.02)`.
+        algorithm: The method, for example `polytier.PerMFL(device_lr=0.02)`; or its name on the command line, for
+            example "permfl", with fields in `set`. Fields that are not set are chosen as on the command line.
         federation: The data of the devices. If the method trains several models: one federation for all of them, or a
             mapping from the name of each model to its federation.
         model: A module, or the name of a built-in model such as "mclr" or "dnn:100". If the method trains several
@@ -123,14 +139,16 @@ def train(
         rounds: Number of rounds of the server.
         seed: Seed of every random draw. The same seed and settings give the same result.
         callbacks: Objects whose methods are called during the run; see `polytier.Callback`.
-        **settings: Other settings of the run, with the names of the flags of `polytier run` (docs/settings.md), and
-            Python objects: `topology`, `loss`, `metrics`.
+        **settings: Other settings of the run, with the names of the flags of `polytier run`; a participation rule,
+            `codec`, `upload` and `engine` may also be objects. And parts that are Python objects: `loss`, a function
+            (outputs, targets) -> one value per sample; `metrics`, names and `polytier.Metric` objects; `topology`.
 
     Returns:
         The trained models, their metrics per round, and the settings of the run.
 
     Raises:
         ValueError: A setting is not allowed. The message lists what is allowed.
+        TypeError: There is no such setting. The message names the nearest one.
         Diverged: A parameter of a model became infinite or NaN, or a loss and the parameters grew so large that
             training cannot recover.
 
@@ -140,13 +158,15 @@ def train(
         >>> run = polytier.train(polytier.FedAvg(device_steps=2), federation, "mclr", rounds=2)
         >>> run.rounds
         2
+        >>> run = polytier.train("fedavg", federation, "mclr", rounds=2, set={"device_steps": 2})
     """
     with make_loop(algorithm, federation, model, seed=seed, **settings) as loop:
         return loop.run(rounds, callbacks)
 
 
+@lists_settings
 def make_loop(
-    algorithm: Algorithm, federation: OneOrEach[Federation], model: OneOrEach[nn.Module | str], **settings: Any
+    algorithm: Algorithm | str, federation: OneOrEach[Federation], model: OneOrEach[nn.Module | str], **settings: Any
 ) -> Loop:
     """Make a run without starting it, so that its rounds can be run one at a time.
 
