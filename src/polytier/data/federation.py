@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -25,7 +25,8 @@ MOST_CLASSES = 1 << 20
 class Federation:
     """The samples of all devices, sorted by device and, within a device, by split.
 
-    Use `from_arrays` to make one of your own arrays, or `build_federation` for public data sets.
+    Use `from_arrays` to make one of your own arrays or columns, `from_datasets` for data sets of torch, or
+    `build_federation` for public data sets.
 
     Args:
         x: [N, ...] inputs; images stay uint8 and are scaled when a batch is made.
@@ -98,7 +99,7 @@ class Federation:
                 training samples or belongs to more than one team.
         """
         x, y = as_tensor(x), as_tensor(y)
-        device = np.asarray(device)
+        device = as_names(device, "device")
         check_arrays(x, y, device)
         ids, owner = np.unique(device, return_inverse=True)
         part = split_by_shares(owner, shares, seed) if split is None else split_numbers(split, len(owner))
@@ -119,11 +120,52 @@ class Federation:
             y=y.long() if not y.is_floating_point() else y.float(),
             bounds=torch.from_numpy(bounds),
             ids=ids,
-            team=None if team is None else one_per_device(np.asarray(team), owner, ids, "team"),
-            cluster=None if cluster is None else one_per_device(np.asarray(cluster), owner, ids, "cluster"),
+            team=None if team is None else one_per_device(as_names(team, "team"), owner, ids, "team"),
+            cluster=None if cluster is None else one_per_device(as_names(cluster, "cluster"), owner, ids, "cluster"),
             num_classes=num_classes,
             scale=torch.tensor(1 / 255) if x.dtype == torch.uint8 else None,
         )
+
+    @classmethod
+    def from_datasets(
+        cls,
+        datasets: Iterable[Any] | Mapping[Any, Any],
+        team: Sequence | Mapping[Any, Any] | None = None,
+        shares: tuple[float, float, float] = (3, 0, 1),
+        seed: int = 0,
+        num_classes: int | None = None,
+    ) -> Federation:
+        """Make a federation of data sets of torch, one per device. All samples are read once, into memory.
+
+        Args:
+            datasets: One `Dataset` or `DataLoader` per device, whose samples are pairs (input, target); the keys of a
+                mapping are the names of the devices. A device may have several, by split: a mapping
+                `{"train": ..., "validation": ..., "test": ...}`, or a tuple (train, test) or (train, validation, test).
+                Of a loader the samples are used, in the order of its data set; its batches and its order are not.
+            team: The name of each device's team: a mapping from names, or a sequence in the order of `datasets`.
+            shares: How the samples of a device without splits are divided, as in `from_arrays`.
+            seed: Of the shuffle before that.
+            num_classes: By default the largest label + 1.
+
+        Returns:
+            The federation; devices are in the sorted order of their names.
+
+        Raises:
+            ValueError: A data set cannot be read, samples have different shapes, or `team` does not fit the devices.
+
+        Example:
+            >>> from torch.utils.data import TensorDataset
+            >>> def samples(n):
+            ...     return TensorDataset(torch.rand(n, 5), torch.arange(n) % 2)
+            >>> Federation.from_datasets([samples(20), samples(30)])
+            <Federation: 2 devices, 50 samples of shape (5,), 2 classes>
+            >>> named = {"anna": (samples(20), samples(8)), "bert": (samples(30), samples(8))}
+            >>> Federation.from_datasets(named, team={"anna": "north", "bert": "south"}).samples
+            tensor([20, 30])
+        """
+        from polytier.data.torch_datasets import read_datasets
+
+        return cls.from_arrays(**read_datasets(datasets, team), shares=shares, seed=seed, num_classes=num_classes)
 
     def save(self, folder: Path | str) -> None:
         """Write the federation to a new folder, for populations that are larger than memory: `open` maps the files.
@@ -267,6 +309,18 @@ def as_tensor(values: Any) -> Tensor:
     if isinstance(values, np.ndarray) and not values.flags.writeable:
         values = values.copy()  # torch does not take arrays that must not be changed
     return torch.as_tensor(values)
+
+
+def as_names(values: Any, what: str) -> np.ndarray:
+    """An array of integers or strings; columns of pandas are arrays of objects."""
+    names = np.asarray(values)
+    if names.dtype.kind != "O":
+        return names
+    kinds = {type(name) for name in names.tolist()}
+    if len(kinds) != 1 or not kinds <= {str, int}:
+        found = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise ValueError(f"{what} has values of type {found}; give integers or strings, one kind, and none missing")
+    return np.array(names.tolist())
 
 
 def check_arrays(x: Tensor, y: Tensor, device: np.ndarray) -> None:
