@@ -88,7 +88,7 @@ class Population:
 
         Example:
             >>> from polytier import build_federation
-            >>> build_federation("digits").population.inputs(torch.zeros(5, 8, 8, dtype=torch.uint8)).shape
+            >>> build_federation("digits").population.inputs(torch.zeros(5, 8, 8)).shape
             torch.Size([5, 1, 8, 8])
         """
         shape = tuple(x.shape[1:])
