@@ -51,11 +51,13 @@ if TYPE_CHECKING:
     from polytier.models.metrics import Metric
     from polytier.models.trainable import Trainable
     from polytier.runs.assemble import assemble
-    from polytier.runs.callbacks import MLflow, Progress, RunFolder, TensorBoard
+    from polytier.runs.callbacks import EarlyStopping, Progress, RunFolder
     from polytier.runs.contract import check_algorithm
     from polytier.runs.loop import Callback, Loop, make_loop, train
+    from polytier.runs.resume import resume
     from polytier.runs.run import Run
     from polytier.runs.spec import RunSpec
+    from polytier.runs.trackers import MLflow, TensorBoard, WandB
     from polytier.stack.rows import Rows
     from polytier.studies.gain import measure_gain
     from polytier.tree.collaboration import Collaboration
@@ -116,10 +118,9 @@ _HOME = {
     "polytier.models.metrics": ("Metric",),
     "polytier.models.trainable": ("Trainable",),
     "polytier.runs.callbacks": (
-        "MLflow",
+        "EarlyStopping",
         "Progress",
         "RunFolder",
-        "TensorBoard",
     ),
     "polytier.runs.contract": ("check_algorithm",),
     "polytier.runs.loop": (
@@ -129,8 +130,14 @@ _HOME = {
         "train",
     ),
     "polytier.runs.assemble": ("assemble",),
+    "polytier.runs.resume": ("resume",),
     "polytier.runs.run": ("Run",),
     "polytier.runs.spec": ("RunSpec",),
+    "polytier.runs.trackers": (
+        "MLflow",
+        "TensorBoard",
+        "WandB",
+    ),
     "polytier.stack.rows": ("Rows",),
     "polytier.studies.gain": ("measure_gain",),
     "polytier.tree.collaboration": ("Collaboration",),
@@ -159,4 +166,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]

@@ -19,7 +19,7 @@ from polytier import FedAvg, FedAvgFT, PerMFL, Run, build_federation, train
 from polytier.algorithms import LocalTraining
 from polytier.files.write import json_line, next_folder
 from polytier.models.metrics import LOSS
-from polytier.runs.callbacks import MLflow, RunFolder, TensorBoard
+from polytier.runs.callbacks import RunFolder
 from polytier.runs.folder import check_free
 from polytier.runs.loop import make_loop
 from polytier.runs.read_files import read_history, read_state
@@ -220,25 +220,6 @@ def test_best_follows_the_loss_where_the_loss_leads():
     best = best_of(rounds, ["personal", "global"], "test", LOSS)
     assert best == {"round": 2, "personal": None, "global": {"loss": 1.0, "round": 2}}
     assert best_of(rounds, ["global"], "validation", LOSS) is None
-
-
-def test_tensorboard_and_mlflow_get_every_round(federation, tmp_path, monkeypatch):
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    board, flow = TensorBoard(tmp_path / "board"), MLflow((tmp_path / "flow").as_uri(), "digits")
-    train(PerMFL(**QUICK), federation, "mclr", rounds=2, callbacks=[board, flow])
-    events = b"".join(p.read_bytes() for p in (tmp_path / "board").iterdir())
-    assert b"personal/test/accuracy" in events
-    metrics = next((tmp_path / "flow").rglob("metrics/global/test/loss")).read_text()
-    assert len(metrics.splitlines()) == 2
-    assert next((tmp_path / "flow").rglob("params/device_lr")).read_text() == "0.01"
-
-
-@pytest.mark.parametrize(("name", "make"), [("tensorboard", lambda: TensorBoard("x")), ("mlflow", MLflow)])
-def test_a_missing_extra_is_named(name, make, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(ValueError, match=rf'pip install "polytier\[{name}\]"'):
-        make()
 
 
 def test_reports_need_no_torch():

@@ -79,7 +79,7 @@ def resume(
         return
     check_code({**config, **given}, folder / "config.toml", trust, [given.get("engine", "")])
     from polytier.runs.folder import reopen
-    from polytier.runs.launch import resumed_loop, spec_of_folder
+    from polytier.runs.resume import resumed_loop, spec_of_folder
 
     with reopen(folder) as lock, resumed_loop(spec_of_folder(folder, **given), folder) as loop:
         follow(loop, folder, quiet, as_json, lock)

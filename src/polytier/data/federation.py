@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ MOST_CLASSES = 1 << 20
 class Federation:
     """The samples of all devices, sorted by device and, within a device, by split.
 
-    Use `from_arrays` to make one of your own arrays, or `build_federation` for public data sets.
+    Use `from_arrays` to make one of your own arrays or columns, `from_datasets` for data sets of torch, or
+    `build_federation` for public data sets.
 
     Args:
         x: [N, ...] inputs; images stay uint8 and are scaled when a batch is made.
@@ -96,8 +98,8 @@ class Federation:
             ValueError: arrays have different lengths, numbers that are not finite or labels below 0; a device has no
                 training samples or belongs to more than one team.
         """
-        x, y = torch.as_tensor(x), torch.as_tensor(y)
-        device = np.asarray(device)
+        x, y = as_tensor(x), as_tensor(y)
+        device = as_names(device, "device")
         check_arrays(x, y, device)
         ids, owner = np.unique(device, return_inverse=True)
         part = split_by_shares(owner, shares, seed) if split is None else split_numbers(split, len(owner))
@@ -118,11 +120,52 @@ class Federation:
             y=y.long() if not y.is_floating_point() else y.float(),
             bounds=torch.from_numpy(bounds),
             ids=ids,
-            team=None if team is None else one_per_device(np.asarray(team), owner, ids, "team"),
-            cluster=None if cluster is None else one_per_device(np.asarray(cluster), owner, ids, "cluster"),
+            team=None if team is None else one_per_device(as_names(team, "team"), owner, ids, "team"),
+            cluster=None if cluster is None else one_per_device(as_names(cluster, "cluster"), owner, ids, "cluster"),
             num_classes=num_classes,
             scale=torch.tensor(1 / 255) if x.dtype == torch.uint8 else None,
         )
+
+    @classmethod
+    def from_datasets(
+        cls,
+        datasets: Iterable[Any] | Mapping[Any, Any],
+        team: Sequence | Mapping[Any, Any] | None = None,
+        shares: tuple[float, float, float] = (3, 0, 1),
+        seed: int = 0,
+        num_classes: int | None = None,
+    ) -> Federation:
+        """Make a federation of data sets of torch, one per device. All samples are read once, into memory.
+
+        Args:
+            datasets: One `Dataset` or `DataLoader` per device, whose samples are pairs (input, target); the keys of a
+                mapping are the names of the devices. A device may have several, by split: a mapping
+                `{"train": ..., "validation": ..., "test": ...}`, or a tuple (train, test) or (train, validation, test).
+                Of a loader the samples are used, in the order of its data set; its batches and its order are not.
+            team: The name of each device's team: a mapping from names, or a sequence in the order of `datasets`.
+            shares: How the samples of a device without splits are divided, as in `from_arrays`.
+            seed: Of the shuffle before that.
+            num_classes: By default the largest label + 1.
+
+        Returns:
+            The federation; devices are in the sorted order of their names.
+
+        Raises:
+            ValueError: A data set cannot be read, samples have different shapes, or `team` does not fit the devices.
+
+        Example:
+            >>> from torch.utils.data import TensorDataset
+            >>> def samples(n):
+            ...     return TensorDataset(torch.rand(n, 5), torch.arange(n) % 2)
+            >>> Federation.from_datasets([samples(20), samples(30)])
+            <Federation: 2 devices, 50 samples of shape (5,), 2 classes>
+            >>> named = {"anna": (samples(20), samples(8)), "bert": (samples(30), samples(8))}
+            >>> Federation.from_datasets(named, team={"anna": "north", "bert": "south"}).samples
+            tensor([20, 30])
+        """
+        from polytier.data.torch_datasets import read_datasets
+
+        return cls.from_arrays(**read_datasets(datasets, team), shares=shares, seed=seed, num_classes=num_classes)
 
     def save(self, folder: Path | str) -> None:
         """Write the federation to a new folder, for populations that are larger than memory: `open` maps the files.
@@ -147,6 +190,17 @@ class Federation:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def __repr__(self) -> str:
+        teams = "" if self.team is None else f" in {len(np.unique(self.team))} teams"
+        targets = "no classes" if self.num_classes is None else f"{self.num_classes} classes"
+        samples = f"{len(self.y)} samples of shape {tuple(self.x.shape[1:])}"
+        return f"<Federation: {len(self)} devices{teams}, {samples}, {targets}>"
+
+    def _repr_html_(self) -> str:
+        counts = self.population.counts.sum(0).tolist()
+        cells = "".join(f"<tr><td>{split}</td><td>{n}</td></tr>" for split, n in zip(SPLITS, counts, strict=True))
+        return f"<p>{escape(repr(self)[1:-1])}</p><table><tr><th>split</th><th>samples</th></tr>{cells}</table>"
 
     @cached_property
     def fingerprint(self) -> str:
@@ -247,6 +301,26 @@ class Federation:
         """A federation whose targets are column `k` of the targets; the inputs are not copied."""
         classes = None if self.num_classes is None else int(self.y[:, k].max()) + 1
         return replace(self, y=self.y[:, k].contiguous(), num_classes=classes)
+
+
+def as_tensor(values: Any) -> Tensor:
+    """A tensor of an array, a list, or a frame or column of pandas."""
+    values = values.to_numpy() if hasattr(values, "to_numpy") else values
+    if isinstance(values, np.ndarray) and not values.flags.writeable:
+        values = values.copy()  # torch does not take arrays that must not be changed
+    return torch.as_tensor(values)
+
+
+def as_names(values: Any, what: str) -> np.ndarray:
+    """An array of integers or strings; columns of pandas are arrays of objects."""
+    names = np.asarray(values)
+    if names.dtype.kind != "O":
+        return names
+    kinds = {type(name) for name in names.tolist()}
+    if len(kinds) != 1 or not kinds <= {str, int}:
+        found = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise ValueError(f"{what} has values of type {found}; give integers or strings, one kind, and none missing")
+    return np.array(names.tolist())
 
 
 def check_arrays(x: Tensor, y: Tensor, device: np.ndarray) -> None:

@@ -104,6 +104,8 @@ class Workers:
     def close(self) -> None:
         """End the processes and delete the files."""
         self._stop()
+        for part in self.context.parts:
+            part.memory.state()  # maps all rows, so that they can be read when their files are gone
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _started(self) -> list[Channel]:

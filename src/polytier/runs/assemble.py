@@ -83,6 +83,7 @@ class Assembly:
         codec: How rows are encoded for sending.
         upload: The transform that devices apply to the change of a model before they send it.
         given: By model, the module and the loss that were given as objects; None if the specification names them.
+        objects: The arguments of `assemble` that were given as objects, by name.
         objectives: A cache of traced graphs, to pass to `assemble` again.
         threads: The number of torch threads before the run, which `close` restores.
     """
@@ -93,6 +94,7 @@ class Assembly:
     codec: Codec
     upload: Transform | None
     given: dict[str, tuple[nn.Module | None, Loss | None]]
+    objects: dict[str, Any]
     objectives: Objectives
     threads: int
 
@@ -150,6 +152,7 @@ def assemble(
         8
         >>> assembly.close()
     """
+    objects = {name: each for name, each in locals().items() if name not in ("spec", "objectives") and each is not None}
     specs = model_specs(spec) if algorithm is None else given_specs(spec, algorithm)
     if algorithm is None:
         methods = {name: method_of(each) for name, each in specs.items()}
@@ -200,7 +203,7 @@ def assemble(
         torch.set_num_threads(threads)
         raise
     spec, given = completed(spec, specs, algorithm, context, codec), {k: (modules[k], losses[k]) for k in methods}
-    return Assembly(spec, algorithm, context, codec, upload, given, objectives, threads)
+    return Assembly(spec, algorithm, context, codec, upload, given, objects, objectives, threads)
 
 
 def server_of(context: Context, round_: int = 0) -> Children:

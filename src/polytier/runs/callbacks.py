@@ -1,28 +1,27 @@
-"""Callbacks for a run: a progress bar, the run folder, TensorBoard, MLflow."""
+"""Callbacks for a run: the run folder, a progress bar, early stopping."""
 
 from __future__ import annotations
 
 import logging
 import time
-import warnings
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from polytier._errors import missing
+from polytier._errors import unknown
 from polytier._text import size
 from polytier.files.lock import FolderLock
 from polytier.files.write import Appended, json_line
 from polytier.method.call import Diverged
+from polytier.models.metrics import LOSS, Metric
 from polytier.runs import checkpoint
 from polytier.runs.evaluate import metrics_of
 from polytier.runs.folder import claim, metric_lines, reopen, write_end, write_start, write_state
 from polytier.runs.loop import PATIENCE, Callback, Loop
-from polytier.runs.read import score
-from polytier.runs.read_files import CHECKPOINTS, DIVERGED, DONE, RUNNING, STOPPED, STORE
+from polytier.runs.read import judge_of, score
+from polytier.runs.read_files import CHECKPOINTS, DIVERGED, DONE, KINDS, RUNNING, STOPPED, STORE
 from polytier.runs.run import Run
 from polytier.runs.snapshot import run_name
 
@@ -85,10 +84,12 @@ class RunFolder(Callback):
         if self.saved != loop.round:
             self.checkpoint(loop)
         self._restore_start(loop)
-        if not self._lines.intact:
+        if loop.stop_reason or not self._lines.intact:  # a run that stops evaluates its last round afterwards
             self._write_rounds(loop)
         if loop.round < loop.rounds:
-            reason = f"asked to stop after round {loop.round} of {loop.rounds}"
+            if loop.stop_reason:
+                write_end(self.folder, run)
+            reason = loop.stop_reason or f"asked to stop after round {loop.round} of {loop.rounds}"
             write_state(self.folder, STOPPED, loop.context, loop.spec, reason, loop.round)
             return
         write_end(self.folder, run)
@@ -187,94 +188,74 @@ class Progress(Callback):
             self._bar.stop()
 
 
-def figures(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """The numbers of a round, with names such as personal/test/loss."""
-    for key, value in record.items():
-        if isinstance(value, dict):
-            yield from ((f"{key}/{name}", v) for name, v in figures(value))
-        elif isinstance(value, int | float) and key != "round":
-            yield key, value
+class EarlyStopping(Callback):
+    """Ends a run when a metric has not improved for some evaluations.
 
-
-class TensorBoard(Callback):
-    """Writes the numbers of every round to a folder for `tensorboard --logdir FOLDER`.
+    A run that was interrupted and resumed stops in the same round as an uninterrupted one, because earlier rounds are
+    taken from the history of the run.
 
     Args:
-        folder: The folder for the event files. It is created when the run starts.
+        patience: Number of evaluations in a row without an improvement, after which the run ends.
+        metric: The name of a metric of the run; by default the leading one.
+        tier: "personal", "team" or "global"; by default the first of personal, global and team that the method has.
+        split: The samples on which the metric is measured: "validation", "train" or "test". Results on test samples
+            that also decide when to stop are too good.
 
     Raises:
-        ValueError: The package tensorboard is not installed.
+        ValueError: `patience` is below 1; or, when the run is evaluated, it has no such metric, tier or split.
 
     Examples:
-        >>> callback = TensorBoard("runs/board")  # written when the run starts
+        >>> import polytier
+        >>> federation = polytier.build_federation("digits", devices=8, teams=2, split=(3, 1, 1))
+        >>> method = polytier.FedAvg(device_lr=0.5, device_steps=20)
+        >>> stopping = polytier.EarlyStopping(patience=3)
+        >>> polytier.train(method, federation, "mclr", rounds=100, callbacks=[stopping]).rounds < 100
+        True
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # from its own dependencies
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                raise missing("tensorboard") from None
-        self._make, self._writer = lambda: SummaryWriter(str(folder)), None
+    def __init__(
+        self, patience: int = 10, metric: str | None = None, tier: str | None = None, split: str = "validation"
+    ) -> None:
+        if patience < 1:
+            raise ValueError(f"patience {patience} is too small; give the number of evaluations to wait, 1 or more")
+        self.patience, self.metric, self.tier, self.split = patience, metric, tier, split
+        self.best: float | None = None
+        self.waited = 0  # evaluations since the best one
 
     def on_start(self, loop: Loop) -> None:
-        self._writer = self._make()
+        self.best, self.waited = None, 0
+        for record in loop.history:
+            self.on_round(loop, record)
 
     def on_round(self, loop: Loop, record: dict[str, Any]) -> None:
-        assert self._writer is not None
-        for name, value in figures(record):
-            self._writer.add_scalar(name, value, record["round"])
+        if not any(kind in record for kind in KINDS):
+            return
+        metric = metrics_of(loop.context)[0] if self.metric is None else self._named(loop)
+        tier = self.tier or judge_of(record)
+        value = self._value(record, tier, metric.name)
+        if value is not None and (self.best is None or metric.sign * value > metric.sign * self.best):
+            self.best, self.waited = value, 0
+            return
+        self.waited += 1
+        if self.waited >= self.patience:
+            best = metric.text(self.best)
+            loop.stop(
+                f"{tier} {metric.name} on {self.split} samples has not improved on {best} for {self.waited} evaluations"
+            )
 
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+    def _named(self, loop: Loop) -> Metric:
+        """The metric of the given name; the loss is always measured."""
+        known = {metric.name: metric for metric in (*metrics_of(loop.context), LOSS)}
+        if self.metric not in known:
+            raise unknown("metric of this run", str(self.metric), list(known))
+        return known[self.metric]
 
-
-class MLflow(Callback):
-    """Logs a run to MLflow: settings and fields as parameters, the numbers of every round as metrics.
-
-    Args:
-        uri: Address of the tracking server, or a folder; by default the one that MLflow is configured with.
-        experiment: Name of the experiment. It is created if it does not exist.
-
-    Raises:
-        ValueError: The package mlflow is not installed, or MLflow cannot open `uri`.
-
-    Examples:
-        >>> callback = MLflow("http://localhost:5000")  # connects when the run starts
-    """
-
-    def __init__(self, uri: str | None = None, experiment: str = "polytier") -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # from its own dependencies
-            try:
-                from mlflow import MlflowClient
-                from mlflow.exceptions import MlflowException
-            except ImportError:
-                raise missing("mlflow") from None
-            try:
-                self._client = MlflowClient(uri)
-            except MlflowException as error:
-                raise ValueError(f"MLflow cannot open {uri or 'its default location'}: {error}") from None
-        self.experiment, self.run_id = experiment, ""
-
-    def on_start(self, loop: Loop) -> None:
-        found = self._client.get_experiment_by_name(self.experiment)
-        number = found.experiment_id if found else self._client.create_experiment(self.experiment)
-        self.run_id = self._client.create_run(number).info.run_id
-        config = loop.spec.replace(rounds=loop.rounds).values()
-        for name, value in {**config, **config.pop("set")}.items():
-            self._client.log_param(self.run_id, name, value)
-
-    def on_round(self, loop: Loop, record: dict[str, Any]) -> None:
-        for name, value in figures(record):
-            self._client.log_metric(self.run_id, name, value, step=record["round"])
-
-    def on_end(self, loop: Loop, run: Run) -> None:
-        self._client.set_terminated(self.run_id)
-        self.run_id = ""
-
-    def close(self) -> None:
-        if self.run_id:  # the run did not finish
-            self._client.set_terminated(self.run_id, "FAILED")
+    def _value(self, record: dict[str, Any], tier: str, metric: str) -> float | None:
+        """The value in the record of a round; None if it is undefined."""
+        tiers = [name for name in record if name in (*KINDS, self.tier)]
+        if tier not in tiers:
+            raise unknown("model of tier", tier, tiers)
+        if self.split not in record[tier]:
+            there = f"the data have no {self.split!r} samples; available: {', '.join(record[tier])}"
+            raise ValueError(f"EarlyStopping: {there}; give split=, or set validation samples aside (split 3:1:1)")
+        return record[tier][self.split].get(metric)

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from polytier.data.federation import as_tensor
 from polytier.data.own import own_column, read_arrays
 from polytier.data.pack import dtype_name
 from polytier.data.sources import reading
@@ -67,11 +68,19 @@ def outputs(run: Run, module: nn.Module, x: Tensor) -> Tensor:
 def predict(run: Run, row: Tensor, data: Path, target: Path) -> int:
     """Write y (the class, if there are classes) and scores (the outputs) for x; returns the number of samples."""
     check_target(target, ".npz")
-    scores = outputs(run, run.as_module(row), read_inputs(data, run))
-    classes = run.context.population.num_classes is not None and len(scores)
+    labels, scores = predictions(run, row, read_inputs(data, run))
     with atomic(target) as partial, partial.open("wb") as file:
-        np.savez(file, y=(scores.argmax(-1) if classes else scores).numpy(), scores=scores.numpy())
+        np.savez(file, y=labels, scores=scores)
     return len(scores)
+
+
+def predictions(run: Run, row: Tensor, x: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The classes (the outputs, if targets are not classes) and the outputs of a model, one row per sample."""
+    given = as_tensor(x)
+    inputs = run.context.population.inputs(given.float() if given.is_floating_point() else given)
+    scores = outputs(run, run.as_module(row), inputs)
+    classes = run.context.population.num_classes is not None and len(scores)
+    return (scores.argmax(-1) if classes else scores).numpy(), scores.numpy()
 
 
 def export(run: Run, row: Tensor, target: Path, owner: str) -> None:

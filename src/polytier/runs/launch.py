@@ -1,4 +1,4 @@
-"""Runs with a run folder: from the start, or from the last checkpoint."""
+"""Runs with a run folder, as the command line makes them."""
 
 from __future__ import annotations
 
@@ -6,109 +6,17 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from polytier._errors import BAD_INPUT, INTERRUPTED, Stopped, is_out_of_memory, outcome
 from polytier.files.lock import FolderLock
-from polytier.files.read import Damaged
 from polytier.method.call import Diverged
-from polytier.runs import checkpoint, snapshot
-from polytier.runs.assemble import assemble
 from polytier.runs.callbacks import RunFolder
 from polytier.runs.estimate import check_memory
 from polytier.runs.folder import claim, claim_next, discard
 from polytier.runs.loop import Callback, Loop
-from polytier.runs.read_files import CHECKPOINTS, STORE, read_config
-from polytier.runs.spec import RunSpec, check_named, identity, spec_in, versions
+from polytier.runs.spec import RunSpec
 
 log = logging.getLogger("polytier")
-
-
-# -- resume -------------------------------------------------------------------------------------------
-
-
-def spec_of_folder(folder: Path, **changes: Any) -> RunSpec:
-    """The specification of a run to continue, with changes; a change of None keeps the value."""
-    values = read_config(folder)
-    made_with = values.pop("versions", {})
-    check_named(values, folder, "continue it in Python")
-    spec = spec_in(folder, values | {name: value for name, value in changes.items() if value is not None})
-    now = versions()
-    changed = [f"{name} {version} (now {now[name]})" for name, version in made_with.items() if now.get(name) != version]
-    if changed:
-        log.warning(
-            "started with %s: results may differ in rounding from those of a run without interruption",
-            ", ".join(changed),
-        )
-    return spec
-
-
-def resumed_loop(spec: RunSpec, folder: Path) -> Loop:
-    """The run in the state of its last checkpoint that is not damaged. The caller holds the lock of the folder.
-
-    Raises:
-        ValueError: There is no checkpoint, or settings or data have changed that must stay the same.
-        Damaged: No checkpoint can be used.
-    """
-    places = checkpoint.found(folder / CHECKPOINTS)
-    if not places:
-        again = f"polytier run {folder / 'config.toml'} --out {folder}"
-        raise ValueError(f"{folder} holds no checkpoint: nothing was saved; start the run again: {again}")
-    loop: Loop | None = None
-    damage: list[Damaged] = []
-    try:
-        for place in places:
-            try:
-                tensors, facts = checkpoint.read(place)
-                check_settings(spec, facts, folder)
-                loop = loop or Loop(assemble(spec))
-                restore(loop, folder, tensors, facts)
-            except Damaged as error:
-                log.warning("%s; the checkpoint before it is used if there is one", error)
-                damage.append(error)
-                continue
-            for other in places[: len(damage)]:
-                checkpoint.set_aside(other)
-            log.info("continuing after round %d of %d", loop.round, spec.rounds)
-            return loop
-    except BaseException:
-        if loop is not None:
-            loop.close()
-        raise
-    if loop is not None:
-        loop.close()
-    raise Damaged(f"{damage[0]}; no checkpoint can be used; repeat the run: polytier run {folder / 'config.toml'}")
-
-
-def check_settings(spec: RunSpec, facts: dict[str, Any], folder: Path) -> None:
-    """Raise an error if a setting has changed that a resumed run must not change, or too few rounds are requested."""
-    if facts["round"] > spec.rounds:
-        raise ValueError(f"{folder} has completed {facts['round']} rounds; --rounds must be at least as large")
-    before, now = facts.get("settings"), identity(spec.values())
-    if before is None:  # a checkpoint of an earlier format
-        return
-    changed = [
-        f"{name} was {before.get(name)!r} and is now {now.get(name)!r}"
-        for name in {**before, **now}
-        if before.get(name) != now.get(name)
-    ]
-    if changed:
-        raise ValueError(
-            f"{folder / 'config.toml'} has changed since the run was started: {'; '.join(changed)}. A resumed run may "
-            f"change its rounds and how it is computed: restore these settings, or start another run: polytier run "
-            f"{folder / 'config.toml'} --out FOLDER"
-        )
-
-
-def restore(loop: Loop, folder: Path, tensors: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Set the run back to a checkpoint."""
-    snapshot.check_same_inputs(loop.context, facts, folder)
-    if facts.get("epochs") and not loop.stores:
-        loop.keep_in(folder / STORE)
-    loop.restore(tensors, facts)
-
-
-# -- run ----------------------------------------------------------------------------------------------
 
 
 def run_in_folder(

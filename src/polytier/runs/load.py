@@ -62,19 +62,20 @@ def load_run(folder: Path, model: nn.Module | Mapping[str, nn.Module] | None = N
     if not isinstance(spec.models, dict):
         assert not isinstance(model, Mapping), "this run has one model"
         run = load_model(folder / "models", spec, topology, history, tensors, facts, model)
-        return replace(run, collaboration=matrices)
+        return replace(run, collaboration=matrices, folder=folder)
     models = {}
     for name, own in spec.models.items():
         records = [record_of(record, name) for record in history]
         given = model.get(name) if isinstance(model, Mapping) else model
         own_spec = spec.replace(models=None, **own)
-        models[name] = load_model(folder / "models" / name, own_spec, topology, records, tensors, facts, given, name)
+        loaded = load_model(folder / "models" / name, own_spec, topology, records, tensors, facts, given, name)
+        models[name] = replace(loaded, folder=folder)
     first = next(iter(models.values()))
     algorithm = make_method(spec.algorithm, spec.set, {n: run.algorithm for n, run in models.items()})
     scopes: Any = {name: run.context for name, run in models.items()}
     context: Any = replace(first.context, algorithm=algorithm, topology=topology, scopes=scopes, name="", ledger=None)
     state = unpack("state", tensors)
-    return Run(spec, context, state, history, facts["seconds"], models=models, collaboration=matrices)
+    return Run(spec, context, state, history, facts["seconds"], models=models, collaboration=matrices, folder=folder)
 
 
 def named_parts(spec: RunSpec, model: nn.Module | Mapping[str, nn.Module] | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import os
 import time
@@ -27,7 +28,7 @@ from polytier.runs import snapshot
 from polytier.runs.assemble import Assembly, assemble, server_of
 from polytier.runs.divergence import DivergenceWatch
 from polytier.runs.evaluate import Evaluation, evaluate
-from polytier.runs.model_specs import OneOrEach, spec_of_python
+from polytier.runs.model_specs import OneOrEach, python_settings, spec_of_python
 from polytier.runs.run import Run
 from polytier.runs.spec import RunSpec
 from polytier.stack.rows import Rows, unpack
@@ -39,12 +40,14 @@ PATIENCE = 10  # snapshots take at most about 1 / PATIENCE of the running time
 ATTEMPTS = 3  # the run stops if worker processes end this many times in one round
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Callback:
     """Base class for objects that follow a run. Each method does nothing unless a subclass overrides it.
 
-    The order of calls is `on_start`, `on_round` once per round, then `on_end` or `on_error`, and finally `close`.
+    The order of calls is `on_start`, `on_round` once per round, then `on_end` or `on_error`, and finally `close`. Any
+    of them may end the run with `loop.stop("the reason")`.
 
     Examples:
         >>> import polytier
@@ -55,6 +58,15 @@ class Callback:
         >>> method = polytier.FedAvg(device_steps=2)
         >>> run = polytier.train(method, federation, "mclr", rounds=1, callbacks=[Rounds()])
         round 1
+
+        A run that ends when it has sent 100 kB:
+
+        >>> class Budget(polytier.Callback):
+        ...     def on_round(self, loop, record):
+        ...         if sum(sum(ways.values()) for ways in loop.ledger.total().values()) > 100_000:
+        ...             loop.stop("100 kB were sent")
+        >>> polytier.train(method, federation, "mclr", rounds=50, callbacks=[Budget()]).rounds
+        3
     """
 
     def on_start(self, loop: Loop) -> None:
@@ -92,8 +104,21 @@ class Callback:
         """Called last in every case, also after an error. Use it to close files."""
 
 
+def lists_settings(function: F) -> F:
+    """Completes the docstring of a function that takes `**settings` with the declared settings."""
+    lines = [
+        f"            - `{each.name}`: {each.help}; by default {each.default_text or 'not given'}."
+        for each in python_settings()
+        if each.name not in inspect.signature(function).parameters
+    ]
+    before, returns, after = (function.__doc__ or "").partition("\n\n    Returns:")
+    function.__doc__ = before + "\n\n" + "\n".join(lines) + returns + after
+    return function
+
+
+@lists_settings
 def train(
-    algorithm: Algorithm,
+    algorithm: Algorithm | str,
     federation: OneOrEach[Federation],
     model: OneOrEach[nn.Module | str],
     *,
@@ -105,7 +130,8 @@ def train(
     """Train a method on a federation and return the result.
 
     Args:
-        algorithm: The method, for example `polytier.PerMFL(device_lr=0.02)`.
+        algorithm: The method, for example `polytier.PerMFL(device_lr=0.02)`; or its name on the command line, for
+            example "permfl", with fields in `set`. Fields that are not set are chosen as on the command line.
         federation: The data of the devices. If the method trains several models: one federation for all of them, or a
             mapping from the name of each model to its federation.
         model: A module, or the name of a built-in model such as "mclr" or "dnn:100". If the method trains several
@@ -113,14 +139,16 @@ def train(
         rounds: Number of rounds of the server.
         seed: Seed of every random draw. The same seed and settings give the same result.
         callbacks: Objects whose methods are called during the run; see `polytier.Callback`.
-        **settings: Other settings of the run, with the names of the flags of `polytier run` (docs/settings.md), and
-            Python objects: `topology`, `loss`, `metrics`.
+        **settings: Other settings of the run, with the names of the flags of `polytier run`; a participation rule,
+            `codec`, `upload` and `engine` may also be objects. And parts that are Python objects: `loss`, a function
+            (outputs, targets) -> one value per sample; `metrics`, names and `polytier.Metric` objects; `topology`.
 
     Returns:
         The trained models, their metrics per round, and the settings of the run.
 
     Raises:
         ValueError: A setting is not allowed. The message lists what is allowed.
+        TypeError: There is no such setting. The message names the nearest one.
         Diverged: A parameter of a model became infinite or NaN, or a loss and the parameters grew so large that
             training cannot recover.
 
@@ -130,13 +158,15 @@ def train(
         >>> run = polytier.train(polytier.FedAvg(device_steps=2), federation, "mclr", rounds=2)
         >>> run.rounds
         2
+        >>> run = polytier.train("fedavg", federation, "mclr", rounds=2, set={"device_steps": 2})
     """
     with make_loop(algorithm, federation, model, seed=seed, **settings) as loop:
         return loop.run(rounds, callbacks)
 
 
+@lists_settings
 def make_loop(
-    algorithm: Algorithm, federation: OneOrEach[Federation], model: OneOrEach[nn.Module | str], **settings: Any
+    algorithm: Algorithm | str, federation: OneOrEach[Federation], model: OneOrEach[nn.Module | str], **settings: Any
 ) -> Loop:
     """Make a run without starting it, so that its rounds can be run one at a time.
 
@@ -177,6 +207,7 @@ class Loop:
         round: Number of rounds completed.
         history: One record per round, as in metrics.jsonl.
         evaluations: The last evaluation of each model by name; the name is "" if there is one model.
+        stop_reason: Why the run was asked to stop; empty if it was not.
         collaboration: By round, the learned collaboration between nodes; empty if the method does not learn one.
 
     Examples:
@@ -197,7 +228,7 @@ class Loop:
         first = {part.name: part.objective.initial.unsqueeze(0).clone() for part in self.context.parts}
         self.state: Rows = self.algorithm.init(first if self.algorithm.parts() else first[""])
         self.round, self.rounds = 0, 0  # completed, and requested
-        self.seconds = 0.0
+        self.seconds, self.stop_reason = 0.0, ""
         self.history: list[dict[str, Any]] = []
         self.evaluations: dict[str, Evaluation] = {}
         self.collaboration: dict[int, Collaboration] = {}
@@ -238,11 +269,11 @@ class Loop:
                 training cannot recover.
             NodesLost: Worker processes ended several times in the same round.
         """
-        callbacks, self.rounds = list(callbacks), rounds
+        callbacks, self.rounds, self.stop_reason = list(callbacks), rounds, ""
         try:
             for callback in callbacks:
                 callback.on_start(self)
-            while self.round < rounds and not stop():
+            while self.round < rounds and not self.stop_reason and not stop():
                 self._secure()
                 seconds = self._surely(self.step)
                 self._consider_workers(seconds)
@@ -250,6 +281,8 @@ class Loop:
                 self.history.append(record)
                 for callback in callbacks:
                     callback.on_round(self, record)
+            if self.stop_reason and self.round % self.eval_every:  # the last round is always evaluated
+                self.history[-1] |= self._surely(self._figures)
             run = self._surely(lambda: Run.of(self))
             for callback in callbacks:
                 callback.on_end(self, run)
@@ -261,6 +294,22 @@ class Loop:
         finally:
             for callback in callbacks:
                 callback.close()
+
+    def stop(self, reason: str) -> None:
+        """End the run after the current round. Callbacks may call this.
+
+        The result is that of a run with as many rounds. A run folder contains it, and the reason in state.json;
+        `polytier.resume` and `polytier resume` continue the run.
+
+        Args:
+            reason: Why the run ends.
+
+        Raises:
+            ValueError: The reason is empty.
+        """
+        if not reason:
+            raise ValueError('the reason is empty; give a text that state.json records, such as "time is up"')
+        self.stop_reason = reason
 
     def step(self) -> float:
         """Run one round of the server's program, without evaluation or callbacks.
@@ -290,9 +339,7 @@ class Loop:
         """The record of the round that has just ended; models are evaluated if an evaluation is due."""
         record: dict[str, Any] = {"round": self.round}
         if self.round % self.eval_every == 0 or last:
-            self.evaluate()
-            figures = {name: evaluation.figures() for name, evaluation in self.evaluations.items()}
-            record |= {**means(list(figures.values())), "models": figures} if self.context.scopes else figures[""]
+            record |= self._figures()
             self._watch.look(self, record)
         ledgers = [part.ledger for part in self.context.parts]
         present: dict[str, list[np.ndarray]] = {}  # a team may be in the trees of several models
@@ -303,6 +350,12 @@ class Loop:
         counts = {t: len(np.unique(np.concatenate(n)) if len(n) > 1 else n[0]) for t, n in present.items()}
         nbytes = add_up(ledger.rounds[-1] for ledger in ledgers)
         return {**record, "bytes": nbytes, "seconds": seconds, "participants": counts}
+
+    def _figures(self) -> dict[str, Any]:
+        """Evaluate all models on all devices; the values for the record of the round."""
+        self.evaluate()
+        figures = {name: evaluation.figures() for name, evaluation in self.evaluations.items()}
+        return {**means(list(figures.values())), "models": figures} if self.context.scopes else figures[""]
 
     def evaluate(self) -> None:
         """Evaluate all models on all devices."""
@@ -358,7 +411,7 @@ class Loop:
     @property
     def stores(self) -> list[MappedMemory]:
         """The memories that are stored in files."""
-        return [part.memory for part in self.context.parts if isinstance(part.memory, MappedMemory)]
+        return snapshot.stores_of(self.context)
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The tensors and other values from which `restore` continues with bitwise identical results."""

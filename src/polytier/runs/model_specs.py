@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 from torch import nn
 
 from polytier._errors import unknown
+from polytier.algorithms.multimodel import MultiModel
 from polytier.data.federation import Federation
 from polytier.messages.codec import Codec
 from polytier.method.algorithm import Algorithm
@@ -21,7 +23,7 @@ from polytier.runs.methods import (
     method_name,
     wraps_others,
 )
-from polytier.runs.spec import PYTHON, RunSpec, check_spec, per_model
+from polytier.runs.spec import PYTHON, RunSpec, Setting, check_spec, of_scope, per_model, settings
 
 T = TypeVar("T")
 OneOrEach = T | Mapping[str, T]  # one for all models, or one for each of several by name
@@ -109,17 +111,48 @@ def completed(
     return spec.replace(models=own)
 
 
+def python_settings() -> list[Setting]:
+    """The settings that `polytier.train` takes; the data and the model are given to it, and it writes no files."""
+    others = {*of_scope("data"), "team_formation", "algorithm", "model", "models", "out"}
+    shown = {"teams": "those of the data", "workers": "1"}  # defaults that differ from those of the command line
+    found = [each for each in settings().values() if each.name not in others]
+    return [replace(each, shown=shown.get(each.name, each.shown)) for each in found]
+
+
+def check_names(algorithm: Algorithm | str, given: Iterable[str]) -> None:
+    """Raise a TypeError, with advice, for a name that `polytier.train` does not take."""
+    allowed = [*(each.name for each in python_settings()), *READY_MADE]
+    kind = method_class(algorithm) if isinstance(algorithm, str) else type(algorithm)
+    for name in given:
+        if name == "set" and not isinstance(algorithm, str):
+            raise TypeError(f"set= goes with the name of a method; give the fields to {kind.__name__}(...)")
+        if name in allowed:
+            continue
+        if issubclass(kind, Algorithm) and name in field_names(kind):
+            raise TypeError(
+                f"{name} is a field of the method: give {kind.__name__}({name}=...), or the name of the method and "
+                f"set={{{name!r}: ...}}"
+            )
+        if name in (*of_scope("data"), "team_formation"):
+            raise TypeError(f"{name} is about the data, which are given; use polytier.build_federation({name}=...)")
+        if name == "out":
+            raise TypeError("out is for the command line; give callbacks=[polytier.RunFolder(FOLDER)]")
+        raise TypeError(str(unknown("setting", name, allowed)))
+
+
 def spec_of_python(
-    algorithm: Algorithm,
+    algorithm: Algorithm | str,
     federation: OneOrEach[Federation],
     model: OneOrEach[nn.Module | str],
     given: Mapping[str, Any],
 ) -> tuple[RunSpec, dict[str, Any]]:
     """The specification of a run made in Python, and the other arguments of `assemble`."""
-    for name in given:
-        if name not in (*RunSpec.model_fields, *READY_MADE):
-            raise TypeError(str(unknown("setting", name, [*RunSpec.model_fields, *READY_MADE])))
-    methods = algorithm.parts() or {"": algorithm}
+    check_names(algorithm, given)
+    if isinstance(algorithm, str) and issubclass(method_class(algorithm), MultiModel):
+        name = method_class(algorithm).__name__
+        raise ValueError(f"{algorithm} trains several models, each with its method: give {name}({{NAME: METHOD, ...}})")
+    parts = {} if isinstance(algorithm, str) else algorithm.parts()
+    methods = parts or {"": algorithm}
     ready: dict[str, Any] = {name: given[name] for name in READY_MADE if name in given}
     values: dict[str, Any] = {"data": PYTHON, "workers": 1}
     values |= {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items() if k not in READY_MADE}
@@ -130,16 +163,21 @@ def spec_of_python(
     models = one_each("model", model, methods)
     modules = {name: None if isinstance(each, str) else each for name, each in models.items()}
     named = {name: each if isinstance(each, str) else PYTHON for name, each in models.items()}
-    own = {name: one_each(name, values.pop(name), methods) for name in per_model() if name in values and name != "data"}
+    shared = ("data", "set")  # one for all models; fields are given by name for one method only
+    own = {k: one_each(k, values.pop(k), methods) for k in per_model() if k in values and k not in shared}
     own["train"] = {name: str(each) for name, each in own.get("train", dict.fromkeys(methods, "all")).items()}
     tables = {name: {**{key: each[name] for key, each in own.items()}, "model": named[name]} for name in methods}
-    values |= {"algorithm": method_name(algorithm), "set": fields_of(algorithm)}
-    if algorithm.parts():
+    if isinstance(algorithm, str):
+        values |= {"algorithm": algorithm}
+    else:
+        values |= {"algorithm": method_name(algorithm), "set": fields_of(algorithm)}
+        ready["algorithm"] = algorithm
+    if parts:
         for table in tables.values():
             check_spec(table)
         values["models"] = tables
     else:
         values |= tables[""]
-    ready |= {"algorithm": algorithm, "federation": federation, "model": modules if algorithm.parts() else modules[""]}
+    ready |= {"federation": federation, "model": modules if parts else modules[""]}
     ready["participation"] = tuple(objects.pop(name, None) for name in RULES)
     return check_spec(values), {**ready, **objects}

@@ -26,6 +26,9 @@ from polytier.stack.rows import Rows
 from polytier.tree.topology import Topology
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
+
     from polytier.runs.loop import Loop
     from polytier.tree.collaboration import Collaboration
 
@@ -62,6 +65,8 @@ class Run:
         evaluation: The last evaluation; None for a run that was loaded from its folder.
         models: If several models were trained: the run of each model by name. Otherwise empty.
         collaboration: By round, the learned collaboration between nodes; empty if the method does not learn one.
+        objects: The parts of the run that were given as Python objects, by name; `polytier.resume` uses them.
+        folder: The run folder, if the run was loaded from it.
 
     Examples:
         >>> import polytier, torch
@@ -83,6 +88,8 @@ class Run:
     evaluation: Evaluation | None = None
     models: dict[str, Run] = field(default_factory=dict)
     collaboration: dict[int, Collaboration] = field(default_factory=dict)
+    objects: dict[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
 
     @property
     def algorithm(self) -> Algorithm:
@@ -118,22 +125,26 @@ class Run:
     @classmethod
     def of(cls, loop: Loop) -> Run:
         """The result of a loop in its current state."""
-        learned, context = loop.collaboration | loop.learned(), loop.context
+        context, spec = loop.context, loop.spec.replace(rounds=loop.rounds or loop.spec.rounds)
+        more: dict[str, Any] = {
+            "collaboration": loop.collaboration | loop.learned(),
+            "objects": loop.assembly.objects,
+        }
         if not context.scopes:
-            return cls.of_context(context, loop, loop.spec, collaboration=learned)
-        assert isinstance(loop.spec.models, dict)
+            return cls.of_context(context, loop, spec, **more)
+        assert isinstance(spec.models, dict)
         models = {
-            name: cls.of_context(each, loop, loop.spec.replace(models=None, **loop.spec.models[name]))
+            name: cls.of_context(each, loop, spec.replace(models=None, **spec.models[name]))
             for name, each in context.scopes.items()
         }
-        return cls(loop.spec, context, loop.state, loop.history, loop.seconds, models=models, collaboration=learned)
+        return cls(spec, context, loop.state, list(loop.history), loop.seconds, models=models, **more)
 
     @classmethod
     def of_context(cls, context: Context, loop: Loop, spec: RunSpec, **more: Any) -> Run:
         """The result of one model of a loop."""
         state = loop.part_state(context.name)
         everywhere = context.algorithm.global_model(state)
-        history = [record_of(record, context.name) for record in loop.history] if context.name else loop.history
+        history = [record_of(record, context.name) for record in loop.history] if context.name else list(loop.history)
         return cls(
             spec,
             context,
@@ -165,16 +176,20 @@ class Run:
             [d] the parameters; those of the server's model if neither `device` nor `team` is given.
 
         Raises:
-            ValueError: The run has no such model, or it has several models and one of `run.models` must be used.
+            ValueError: The run has no such model, both are given, or the run has several models and one of
+                `run.models` must be used.
         """
         if self.models:
             raise ValueError(f"this run has several models, {', '.join(self.models)}; use run.models[NAME]")
+        if device is not None and team is not None:
+            raise ValueError(f"device={device!r} and team={team!r} are two models; give one of them")
         if device is not None:
             return pick(self.personal, self.device_ids, device, "device", "personal")
         if team is not None:
             return pick(self.team, self.team_ids, team, "team", "team")
         if self.global_ is None:
-            raise ValueError(f"{type(self.algorithm).__name__} has no global model; give device=ID")
+            kind = "device" if self.personal is not None else "team"
+            raise ValueError(f"{type(self.algorithm).__name__} has no global model; give {kind}=ID")
         return self.global_
 
     def model(self, *, device: Any = None, team: Any = None) -> nn.Module:
@@ -210,6 +225,33 @@ class Run:
             shift = zero if population.shift is None else population.shift
             module = Scaled(module, scale.to(objective.dtype), shift.to(objective.dtype))
         return module.eval()
+
+    def predict(self, x: Any, *, device: Any = None, team: Any = None) -> np.ndarray:
+        """Predict with the model of a device, of a team, or of the server, as `polytier predict` does.
+
+        Args:
+            x: Inputs, one row per sample, as they are in the data.
+            device: ID of a device, for its personal model.
+            team: ID of a team, for its model.
+
+        Returns:
+            [N] the class of every sample; the outputs of the model if the targets are not classes. The server's model
+            predicts if neither `device` nor `team` is given.
+
+        Raises:
+            ValueError: The run has no such model, or the inputs are not like those of the training data.
+
+        Examples:
+            >>> import polytier
+            >>> federation = polytier.build_federation("digits", devices=8, teams=2)
+            >>> run = polytier.train("permfl", federation, "mclr", rounds=1)
+            >>> x, y = federation.device(0, "test")
+            >>> run.predict(x, device=federation.ids[0]).shape == y.shape
+            True
+        """
+        from polytier.runs.export import predictions
+
+        return predictions(self, self.row(device=device, team=team), x)[0]
 
     def adapt(self, x: Any, y: Any, team: Any = None) -> nn.Module:
         """Train a personal model for a device that was not in training, with the method's own device program.
@@ -265,6 +307,104 @@ class Run:
         if not made:
             raise ValueError(f"{type(self.algorithm).__name__} has no personal models to adapt")
         return self.as_module(made[""][0])
+
+    # -- results -------------------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        """The results in numbers, as in summary.json. Accuracies are fractions.
+
+        Returns:
+            The method, rounds, metrics of each kind of model in the last and the best round, and the traffic. For one
+            of several models: its entry in `models` of the whole run.
+
+        Examples:
+            >>> import polytier
+            >>> federation = polytier.build_federation("digits", devices=8, teams=2)
+            >>> run = polytier.train(polytier.FedAvg(), federation, "mclr", rounds=2)
+            >>> run.summary()["rounds"]
+            2
+        """
+        from polytier.runs import views
+
+        return views.summary(self)
+
+    def to_frame(self) -> DataFrame:
+        """The rounds of the run as a pandas frame.
+
+        Returns:
+            One line per round: `round`, columns such as `personal/test/accuracy` (NaN in rounds without an
+            evaluation), the bytes sent by link and direction, seconds and numbers of participants.
+
+        Raises:
+            ValueError: pandas is not installed.
+
+        Examples:
+            >>> import polytier
+            >>> federation = polytier.build_federation("digits", devices=8, teams=2)
+            >>> run = polytier.train(polytier.FedAvg(), federation, "mclr", rounds=2)
+            >>> run.to_frame()[["round", "bytes/server-device/up"]]
+               round  bytes/server-device/up
+            0      1                   20800
+            1      2                   20800
+        """
+        from polytier.runs import views
+
+        return views.rounds_frame(self)
+
+    def devices(self) -> DataFrame:
+        """The devices as a pandas frame.
+
+        Returns:
+            One line per device: `device`, `team`, `samples`, and a column such as `personal_accuracy` for each metric
+            and kind of model, measured on its test samples. Columns of several models begin with the model's name.
+
+        Raises:
+            ValueError: pandas is not installed.
+
+        Examples:
+            >>> import polytier
+            >>> federation = polytier.build_federation("digits", devices=8, teams=2)
+            >>> run = polytier.train(polytier.FedAvg(), federation, "mclr", rounds=1)
+            >>> list(run.devices())
+            ['device', 'team', 'samples', 'global_accuracy']
+        """
+        from polytier.runs import views
+
+        return views.devices_frame(self)
+
+    def plot(self, metric: str | None = None, ax: Axes | None = None) -> Axes:
+        """Plot a metric on test samples over the rounds, one line for each kind of model.
+
+        Args:
+            metric: The name of a metric of the run; by default the leading one.
+            ax: The Axes of matplotlib to draw on; by default those of a new figure.
+
+        Returns:
+            The Axes.
+
+        Raises:
+            ValueError: The run has no such metric, or matplotlib is not installed.
+
+        Examples:
+            >>> import polytier
+            >>> federation = polytier.build_federation("digits", devices=8, teams=2)
+            >>> run = polytier.train(polytier.FedAvg(), federation, "mclr", rounds=2)
+            >>> run.plot().get_ylabel()
+            'test accuracy, %'
+        """
+        from polytier.runs import views
+
+        return views.plot(self, metric, ax)
+
+    def __repr__(self) -> str:
+        from polytier.runs import views
+
+        return views.text(self)
+
+    def _repr_html_(self) -> str:
+        from polytier.runs import views
+
+        return views.html(self)
 
     # -- files ---------------------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@ tensors | state, state:FIELD                   | what the server keeps
         | collaboration:ROUND:...              | the learned collaboration
         | store:K:ROW                          | digests of rows that are stored in files
 facts   | round, seconds, history, device_steps, traffic (of several models in `models`), collaboration, epochs,
-        | settings, data, parameters           | what must stay the same when the run is resumed
+        | settings, data, parameters, initial, | what must stay the same when the run is resumed
+        | objects                              |
 """
 
 from __future__ import annotations
@@ -19,15 +20,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from polytier.engines.protocol import engine_of
 from polytier.messages.ledger import Ledger
 from polytier.method.context import Context
+from polytier.method.mapped_memory import MappedMemory
+from polytier.models.trainable import digest
+from polytier.runs.model_specs import RULES
 from polytier.runs.spec import RunSpec, identity
 from polytier.stack.rows import Rows, pack, unpack
-from polytier.tree.collaboration import Collaboration
+from polytier.tree.collaboration import Collaboration, when_kept
 
 if TYPE_CHECKING:
     from polytier.runs.loop import Loop
     from polytier.runs.run import Run
+
+# objects that config.toml does not describe; the method is described by its name and fields
+NEEDED = ("federation", "model", "topology", "loss", "metrics", *RULES, "codec", "upload")
 
 Tensors = dict[str, Tensor]
 Facts = dict[str, Any]
@@ -35,34 +43,62 @@ Facts = dict[str, Any]
 
 def take(loop: Loop) -> tuple[Tensors, Facts]:
     """Everything that a run needs to continue, except rows that are stored in files."""
-    tensors = pack("state", loop.state)
-    for part in loop.context.parts:
-        rows = {} if loop.stores else part.memory.state()
+    return content(loop, loop.round, loop.collaboration, loop.assembly.objects)
+
+
+def of_run(run: Run) -> tuple[Tensors, Facts]:
+    """Everything that a finished run needs to continue.
+
+    If the rows of its nodes are in files or in other processes: only the part that is needed to load it.
+
+    Raises:
+        ValueError: More rounds have been computed since, so that the rows are those of a later round.
+    """
+    parts = run.context.parts
+    later = max(len(part.ledger.rounds) for part in parts)
+    if later != run.rounds:
+        raise ValueError(
+            f"this is the result after round {run.rounds}, and its loop has gone on to round {later}; use that result"
+        )
+    if any(isinstance(part.memory, MappedMemory) for part in parts) or engine_of(run.context).remote:
+        tensors = pack("state", run.state)
+        for part in parts:
+            tensors |= under(part.name, part.ledger.state())
+        return tensors, {"round": run.rounds, "seconds": run.seconds, **counted(run.context)}
+    kept = {number: learned for number, learned in run.collaboration.items() if when_kept(number)}
+    return content(run, run.rounds, kept, run.objects)
+
+
+def content(
+    run: Loop | Run, number: int, collaboration: Mapping[int, Collaboration], objects: Mapping[str, Any]
+) -> tuple[Tensors, Facts]:
+    """The tensors and facts after round `number`; `objects` are the parts that were given as Python objects."""
+    tensors, stores = pack("state", run.state), stores_of(run.context)
+    for part in run.context.parts:
+        rows = {} if stores else part.memory.state()
         tensors |= under(part.name, {f"memory:{k}": v for k, v in rows.items()} | part.ledger.state())
-    for number, learned in loop.collaboration.items():
+    for when, learned in collaboration.items():
         arrays = {"base": learned.base, "pairs": learned.pairs, "weights": learned.weights}
-        tensors |= {f"collaboration:{number}:{k}": torch.from_numpy(v) for k, v in arrays.items()}
+        tensors |= {f"collaboration:{when}:{k}": torch.from_numpy(v) for k, v in arrays.items()}
     facts = {
-        "round": loop.round,
-        "seconds": loop.seconds,
-        "history": loop.history,
-        "collaboration": list(loop.collaboration),
-        "epochs": [store.advance() for store in loop.stores],
-        "settings": identity(loop.spec.values()),
-        **inputs(loop.context),
-        **counted(loop.context),
+        "round": number,
+        "seconds": run.seconds,
+        "history": run.history,
+        "collaboration": list(collaboration),
+        "epochs": [store.advance() for store in stores],
+        "settings": identity(run.spec.values()),
+        "objects": object_names(objects),
+        **inputs(run.context),
+        **counted(run.context),
     }
-    for k, store in enumerate(loop.stores):
+    for k, store in enumerate(stores):
         tensors |= {f"store:{k}:{row}": digests for row, digests in store.digests().items()}
     return tensors, facts
 
 
-def of_run(run: Run) -> tuple[Tensors, Facts]:
-    """The part of a finished run that is needed to load it, not to continue it."""
-    tensors = pack("state", run.state)
-    for part in run.context.parts:
-        tensors |= under(part.name, part.ledger.state())
-    return tensors, {"round": run.rounds, "seconds": run.seconds, **counted(run.context)}
+def stores_of(context: Context) -> list[MappedMemory]:
+    """The memories of a run that are stored in files."""
+    return [part.memory for part in context.parts if isinstance(part.memory, MappedMemory)]
 
 
 def put_back(loop: Loop, tensors: Tensors, facts: Facts) -> None:
@@ -97,7 +133,15 @@ def inputs(context: Context) -> Facts:
             part.name: dict(zip(part.objective.names, map(list, part.objective.shapes), strict=True))
             for part in context.parts
         },
+        "initial": {part.name: digest({"": part.objective.initial}) for part in context.parts},
     }
+
+
+def object_names(objects: Mapping[str, Any]) -> list[str]:
+    """The names of those Python objects without which `polytier.resume` cannot continue a run."""
+    rules = zip(RULES, objects.get("participation") or (), strict=False)
+    found = {**objects, **{name: rule for name, rule in rules if rule is not None}}
+    return [name for name in NEEDED if name in found]
 
 
 def run_name(context: Context, spec: RunSpec) -> str:
@@ -109,14 +153,28 @@ def run_name(context: Context, spec: RunSpec) -> str:
     return sha256(about.encode()).hexdigest()[:16]
 
 
-def check_same_inputs(context: Context, facts: Facts, folder: Path) -> None:
-    """Raise an error if the data or the models are not those with which the run was started."""
-    now = inputs(context)
-    for key, what in (("data", "the data"), ("parameters", "the parameters of the model")):
-        if key in facts and facts[key] != now[key]:
+def again(folder: Path | None) -> str:
+    """The command that starts another run with the settings of a run folder; nothing for a run without one."""
+    return "" if folder is None else f": polytier run {folder / 'config.toml'} --out FOLDER"
+
+
+def check_same_inputs(context: Context, facts: Facts, folder: Path | None = None) -> None:
+    """Raise an error if the data or the models are not those with which the run was started.
+
+    The initial parameters of a model by name follow from the seed, up to rounding on another machine.
+    """
+    now, named = inputs(context), "model" not in facts.get("objects", ())
+    compared = {
+        "data": "the data",
+        "parameters": "the parameters of the model",
+        "initial": "the initial values of the model's parameters",
+    }
+    for key, what in compared.items():
+        if key in facts and facts[key] != now[key] and not (key == "initial" and named):
+            which = "this run" if folder is None else f"the run in {folder}"
             raise ValueError(
-                f"{what} have changed since the run in {folder} was started; a resumed run needs the same: restore "
-                f"them, or start another run: polytier run {folder / 'config.toml'} --out FOLDER"
+                f"{what} have changed since {which} was started; a resumed run needs the same: restore them, or start "
+                f"another run{again(folder)}"
             )
 
 

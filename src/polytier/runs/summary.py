@@ -9,7 +9,7 @@ import numpy as np
 
 from polytier.data.federation import SPLITS
 from polytier.messages.ledger import add_up
-from polytier.models.metrics import LOSS, MetricInfo
+from polytier.models.metrics import MetricInfo
 from polytier.runs.csv_cells import as_cell
 from polytier.runs.evaluate import metrics_of
 from polytier.runs.methods import method_name
@@ -114,14 +114,20 @@ def best_of(judged: list[dict[str, Any]], models: list[str], split: str, metric:
 
 def device_table(run: Run) -> Iterator[Sequence[Any]]:
     """The lines of devices.csv, in the order of the data; columns of several models begin with the model's name."""
+    columns = table_columns(run)
+    yield [as_cell(name) for name in columns]
+    for start in range(0, len(run.device_ids), PART):
+        yield from zip(*(shown(values[start : start + PART]) for values in columns.values()), strict=True)
+
+
+def table_columns(run: Run) -> dict[str, np.ndarray]:
+    """The columns of devices.csv by name."""
     team = run.context.population.team
     columns = {"id": run.device_ids, "team": np.full(len(run.device_ids), "") if team is None else team}
     for part in run.parts:
         prefix = f"{part.context.name}_" if part.context.name else ""
         columns |= {f"{prefix}{name}": values for name, values in device_columns(part)}
-    yield [as_cell(name) for name in columns]
-    for start in range(0, len(run.device_ids), PART):
-        yield from zip(*(shown(values[start : start + PART]) for values in columns.values()), strict=True)
+    return columns
 
 
 def shown(values: np.ndarray) -> list[Any]:
@@ -142,7 +148,7 @@ def device_columns(run: Run) -> Iterator[tuple[str, np.ndarray]]:
     yield from zip(SPLITS, split.T, strict=True)
     yield from ((f"label_{k}", counts) for k, counts in enumerate(federation.label_counts().T))
     for model in evaluation.models:
-        for metric in (metric.name for metric in run.context.metrics if metric.name != LOSS.name):
+        for metric in run.context.metrics:
             values = np.empty(len(order))
-            values[order] = evaluation.by_device(model, "test", metric)
-            yield f"{model}_{metric}", values
+            values[order] = evaluation.by_device(model, "test", metric.name)
+            yield f"{model}_{metric.name}", values

@@ -32,9 +32,10 @@ from polytier.report.comparison import DIVERGED, DONE, FAILED, INTERRUPTED, NOT_
 from polytier.report.heatmap import draw_beside
 from polytier.runs import checkpoint
 from polytier.runs.folder import reopen
-from polytier.runs.launch import resumed_loop, run_in_folder, spec_of_folder
+from polytier.runs.launch import run_in_folder
 from polytier.runs.loop import Loop
 from polytier.runs.read_files import CHECKPOINTS, finished_rounds, read_config, read_state
+from polytier.runs.resume import resumed_loop, spec_of_folder
 from polytier.runs.spec import RunSpec, check_spec, read_toml, to_toml
 from polytier.runs.trust import check_trusted, named_code
 from polytier.theory.stability import warnings
