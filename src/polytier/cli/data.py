@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from polytier._errors import unknown
-from polytier._terminal import say
+from polytier._terminal import loading_torch, say
 from polytier.cli.options import a_path, takes_settings
 from polytier.runs.spec import of_scope, read_spec
 
@@ -50,6 +50,7 @@ def pack(
     given: dict[str, Any],
 ) -> None:
     """Write the devices' data to a folder that runs memory-map instead of reading: for large populations."""
+    loading_torch(quiet=False)
     from polytier.data.pack import check_new
     from polytier.runs.make_data import make_federation
 

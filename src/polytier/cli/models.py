@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polytier._terminal import say
+from polytier._terminal import loading_torch, say
 from polytier.cli.options import Trust, a_path, check_code
 from polytier.cli.run import Folder
 from polytier.runs.read_files import read_config
@@ -31,6 +31,7 @@ def load_model(
         raise ValueError("select a model with one of --device ID, --team ID and --global")
     # an error here comes before torch is imported; the engine is not used
     check_code({**read_config(folder), "engine": None}, folder / "config.toml", trust)
+    loading_torch(quiet=False)
     from polytier.runs.run import Run
 
     run = Run.load(folder, trust=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polytier._terminal import Interrupt, log, say, set_up_logging, wide_console
+from polytier._terminal import Interrupt, loading_torch, log, say, set_up_logging, wide_console
 from polytier._text import duration, size
 from polytier.cli.options import Trust, a_path, check_code, takes_settings, trusted_spec
 from polytier.files.read import check_path
@@ -25,7 +25,10 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the path of the
 Json = Annotated[bool, typer.Option("--json", help="Print summary.json and nothing else.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print log messages.")]
 What = Annotated[
-    str | None, typer.Argument(metavar="ALGORITHM | FILE.toml", help="A method (default permfl) or a file.")
+    str | None, typer.Argument(metavar="METHOD", help="A method (default permfl), or FILE.toml.", show_default=False)
+]
+File = Annotated[
+    str | None, typer.Argument(metavar="FILE.toml", help="Settings; METHOD and flags override them.")
 ]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", parser=a_path, help="A run folder.")]
 MayChange = ("rounds", *(name for name in of_scope("compute") if name != "out"))
@@ -35,6 +38,7 @@ MayChange = ("rounds", *(name for name in of_scope("compute") if name != "out"))
 def run(
     *,
     what: What = None,
+    file: File = None,
     given: dict[str, Any],
     fields: list[str],
     trust: Trust = False,
@@ -44,7 +48,8 @@ def run(
 ) -> None:
     """Train a method. Without arguments: PerMFL on digits. The config.toml of a run folder repeats that run."""
     set_up_logging(quiet, verbose)
-    spec = trusted_spec(what, given, fields, trust)
+    spec = trusted_spec(what, given, fields, trust, file)
+    loading_torch(quiet or as_json)
     from polytier.runs.folder import check_free
     from polytier.runs.loop import Loop
     from polytier.theory.stability import warnings
@@ -78,6 +83,7 @@ def resume(
         print_result(folder, quiet, as_json)
         return
     check_code({**config, **given}, folder / "config.toml", trust, [given.get("engine", "")])
+    loading_torch(quiet or as_json)
     from polytier.runs.folder import reopen
     from polytier.runs.launch import resumed_loop, spec_of_folder
 
