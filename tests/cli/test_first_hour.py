@@ -45,7 +45,8 @@ def test_python_m_polytier_calls_itself_polytier_and_completes_words():
     assert "Usage: polytier [OPTIONS]" in polytier("-h")
     typed = {"COMP_WORDS": "polytier ru", "COMP_CWORD": "1"}
     assert polytier(_POLYTIER_COMPLETE="complete_bash", **typed).split() == ["run"]
-    assert "_POLYTIER_COMPLETE" in polytier("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    named = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # as typer's own tests name the shell
+    assert "_POLYTIER_COMPLETE" in polytier("--show-completion", "bash", **named)
 
 
 # -- the first line -----------------------------------------------------------------------------------

@@ -27,9 +27,7 @@ Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print log messag
 What = Annotated[
     str | None, typer.Argument(metavar="METHOD", help="A method (default permfl), or FILE.toml.", show_default=False)
 ]
-File = Annotated[
-    str | None, typer.Argument(metavar="FILE.toml", help="Settings; METHOD and flags override them.")
-]
+File = Annotated[str | None, typer.Argument(metavar="FILE.toml", help="Settings; METHOD and flags override them.")]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", parser=a_path, help="A run folder.")]
 MayChange = ("rounds", *(name for name in of_scope("compute") if name != "out"))
 

@@ -153,5 +153,5 @@ def gain_table(found: dict[str, Any]) -> Table:
     low, high = found["interval"] or (None, None)
     spread = "" if low is None else f" ({number(low)} to {number(high)})"
     rows.append(("mean", "", f"{number(found['mean'])}{spread}"))
-    columns = (f"{found['models']} models, T1 = {found['single']}", "TM", "gain (95 % interval)")
+    columns = (f"{found['models']} models, T1 = {found['single']}", "TM", "gain (95 % interval; two seeds: range)")
     return table(columns, rows, right=True)
