@@ -8,9 +8,12 @@ import subprocess
 import sys
 import tomllib
 
+import numpy as np
 import pytest
+import torch
 
 from commands import QUICK, call
+from polytier import Run, build_federation
 from polytier._terminal import loading_torch
 
 SHORT = ("--devices", 4, "--teams", 2, "--rounds", 1, "--quiet")
@@ -98,3 +101,90 @@ def test_tune_takes_a_method_and_a_file(tmp_path):
 @pytest.mark.parametrize("words", [("a.toml", "b.toml"), ("a.toml", "fedavg"), ("fedavg", "permfl")])
 def test_a_method_and_a_file_come_in_this_order(words):
     assert "give METHOD, FILE.toml, or both in this order" in call("run", *words, code=2).stderr
+
+
+# -- one's own data -----------------------------------------------------------------------------------
+
+
+def sensors(path, targets=1, **names):
+    """Twelve devices in three wards whose targets are linear in their three inputs."""
+    rng = np.random.default_rng(0)
+    x, device = rng.normal(size=(240, 3)), np.arange(240) % 12
+    y = x @ rng.normal(size=(3, targets))
+    named = {"device": device, "ward": np.array(list("abc"))[device % 3]}
+    np.savez(path, x=x, y=y[:, 0] if targets == 1 else y, **{names.get(key, key): v for key, v in named.items()})
+
+
+@pytest.mark.parametrize("targets", [1, 2])
+def test_numbers_are_learned_by_linear_without_any_setting(tmp_path, targets):
+    sensors("mine.npz", targets)
+    lr = ("--set", "device_lr=0.1", "--set", "device_steps=20")
+    result = call("run", "fedavg", "--data", "mine.npz", "--rounds", 20, *lr, "--out", "run")
+    assert "with linear" in result.stdout
+    assert "test loss" in result.stdout
+    assert "accuracy" not in result.stdout + call("show", "run").stdout
+    last = next(line for line in result.stdout.splitlines() if line.startswith("global")).split()
+    assert float(last[1]) < 1e-3
+    call("predict", "run", "--global", "--data", "mine.npz", "--out", "out.npz")  # the run folder knows the targets
+    found, true = np.load("out.npz")["y"], np.load("mine.npz")["y"]
+    assert np.abs(found.reshape(true.shape) - true).max() < 0.2
+    call("run", "run/config.toml", "--quiet", "--out", "again")
+    assert Run.load("again").global_.equal(Run.load("run").global_)  # type: ignore[union-attr]
+
+
+def test_a_comparison_of_regressions_does_not_speak_of_accuracy():
+    sensors("mine.npz")
+    result = call("compare", "fedavg,local", "--data", "mine.npz", "--rounds", 1, "--seeds", 1, "--out", "both")
+    assert "accuracy" not in result.stdout
+    assert "test loss of the last round" in result.stdout
+    assert "accuracy" not in call("show", "both").stdout
+
+
+def test_columns_of_other_names(tmp_path):
+    sensors("mine.npz", device="subject")
+    result = call("run", "--data", "mine.npz", code=2)
+    assert "it has x, y, subject, ward but no device" in result.stderr
+    assert "--device-column" in result.stderr
+    columns = ("--device-column", "subject", "--team-column", "ward")
+    call("run", "--data", "mine.npz", *columns, "--rounds", 1, *QUICK, "--quiet", "--out", "run")
+    tree = Run.load("run").context.topology
+    assert sorted(tree.names[1].tolist()) == ["a", "b", "c"]
+    config = tomllib.loads((tmp_path / "run/config.toml").read_text())
+    assert (config["device_column"], config["team_column"]) == ("subject", "ward")
+    assert "no wards" in call("run", "--data", "mine.npz", *columns[:3], "wards", code=2).stderr
+    assert "leave it out" in call("run", "--device-column", "subject", code=2).stderr
+
+
+# -- models in use ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    call("run", "--devices", 4, "--teams", 2, "--rounds", 1, *QUICK, "--quiet", "--out", folder)
+    return folder
+
+
+def test_images_without_their_channel_are_taken_and_other_shapes_are_refused(digits):
+    x, _ = build_federation("digits", devices=4, teams=2).device(0, "test")
+    shapes = {"whole": (1, 8, 8), "flat": (8, 8), "other": (64,)}
+    for name, shape in shapes.items():
+        np.savez(f"{name}.npz", x=x.reshape(-1, *shape).numpy())
+    for name in ("whole", "flat"):
+        call("predict", digits, "--device", 0, "--data", f"{name}.npz", "--out", f"{name}-out.npz")
+    np.testing.assert_array_equal(np.load("whole-out.npz")["scores"], np.load("flat-out.npz")["scores"])
+    refused = call("predict", digits, "--device", 0, "--data", "other.npz", "--out", "o.npz", code=2).stderr
+    assert "(64,)" in refused
+    assert "(1, 8, 8)" in refused
+
+
+def test_an_onnx_file_gives_the_outputs_of_the_model(digits, monkeypatch):
+    runtime = pytest.importorskip("onnxruntime", reason="the extra onnx and onnxruntime are not installed")
+    call("export", digits, "--device", 2, "-o", "model.onnx")
+    session = runtime.InferenceSession("model.onnx")
+    x = torch.rand(5, 1, 8, 8)
+    (found,) = session.run(None, {"x": x.numpy()})
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(found), Run.load(digits).model(device=2)(x))
+    monkeypatch.setattr("polytier.runs.export.find_spec", lambda name: None)
+    assert 'pip install "polytier[onnx]"' in call("export", digits, "--global", "-o", "other.onnx", code=2).stderr

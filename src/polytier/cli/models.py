@@ -81,7 +81,11 @@ def export(
     out: Annotated[
         Path,
         typer.Option(
-            "-o", "--out", metavar="FILE", parser=a_path, help="model.safetensors: parameters; model.pt2: a program."
+            "-o",
+            "--out",
+            metavar="FILE",
+            parser=a_path,
+            help="model.safetensors: parameters; model.pt2: a program for torch; model.onnx: for ONNX runtimes.",
         ),
     ],
     device: Device = None,

@@ -72,6 +72,41 @@ class Population:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def inputs(self, x: Tensor, what: str = "x") -> Tensor:
+        """Samples in the form that models of these data take, after a check.
+
+        Args:
+            x: [N, ...] one row per sample, as in the data. Axes of length 1 may be left out or added: images of shape
+                [8, 8] are taken where the data have [1, 8, 8], and numbers where they have [1].
+            what: the name of the samples in messages.
+
+        Returns:
+            [N, *shape] the samples.
+
+        Raises:
+            ValueError: a sample has another shape, the values are of another kind, or some are NaN or infinite.
+
+        Example:
+            >>> from polytier import build_federation
+            >>> build_federation("digits").population.inputs(torch.zeros(5, 8, 8)).shape
+            torch.Size([5, 1, 8, 8])
+        """
+        shape = tuple(x.shape[1:])
+        if [n for n in shape if n != 1] != [n for n in self.shape if n != 1]:
+            raise ValueError(f"{what}: a sample has the shape {shape}; the model was trained on {self.shape}")
+        if kind_of(x.dtype) != kind_of(self.dtype):
+            # inputs in another scale would give wrong predictions without an error
+            raise ValueError(
+                f"{what}: the values are {kind_of(x.dtype)} ({x.dtype}); the model was trained on "
+                f"{kind_of(self.dtype)} ({self.dtype}), scaled as those were"
+            )
+        x = x.reshape(len(x), *self.shape)
+        bad = ~torch.isfinite(x).flatten(1).all(1)
+        if bad.any():
+            first = int(bad.nonzero()[0])
+            raise ValueError(f"{what}: NaN or infinity in {int(bad.sum())} rows, the first is row {first}")
+        return x
+
     def count(self, split: str) -> Tensor:
         """[n] the number of samples of a split per device."""
         return self.counts[:, SPLITS.index(split)]
@@ -85,3 +120,8 @@ class Population:
     def splits(self) -> list[str]:
         """The splits of which some device has samples."""
         return [split for split in SPLITS if bool((self.count(split) > 0).any())]
+
+
+def kind_of(dtype: torch.dtype) -> str:
+    """What values of a dtype are, in words."""
+    return "floats" if dtype.is_floating_point else "bytes, as in images" if dtype == torch.uint8 else "integers"

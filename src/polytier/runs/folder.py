@@ -245,10 +245,11 @@ def write_models(folder: Path, run: Run) -> None:
 
 
 def about_inputs(population: Population) -> dict[str, Any]:
-    """Shape, dtype and scaling of the inputs, so that a run folder can be used without the data."""
+    """The form of inputs (shape, dtype, scaling) and targets (classes, shape), to use a run folder without the data."""
     scaling = {
         name: None if value is None else [dtype_name(value.dtype), value.tolist()]
         for name, value in (("scale", population.scale), ("shift", population.shift))
     }
     shape, dtype = list(population.shape), dtype_name(population.dtype)
-    return {"shape": shape, "dtype": dtype, "classes": population.num_classes, **scaling}
+    targets = {"classes": population.num_classes, "targets": list(population.target_shape)}
+    return {"shape": shape, "dtype": dtype, **targets, **scaling}

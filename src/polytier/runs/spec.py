@@ -115,7 +115,19 @@ class RunSpec(BaseModel):
     data_dir: str | None = setting(
         None, "where the files of the data set are: DIR, DIR/NAME and DIR/raw are searched", "data", per_model=True
     )
-    model: str = setting("mclr", "a model by name, or your own package.module:factory", "model", per_model=True)
+    device_column: str | None = setting(
+        None, "the array of your own FILE.npz that names devices", "data", shown="device", per_model=True
+    )
+    team_column: str | None = setting(
+        None, "the array of your own FILE.npz that names teams", "data", shown="team, if there is one", per_model=True
+    )
+    model: str = setting(
+        "mclr",
+        "a model by name, or your own package.module:factory",
+        "model",
+        shown="mclr; for targets that are numbers, linear",
+        per_model=True,
+    )
     train: str = setting(
         "all", "which parameters train: all, head or layers=PATTERN; the others are not sent", "model", per_model=True
     )
