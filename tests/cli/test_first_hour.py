@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from commands import QUICK, call
-from polytier import Run, build_federation
+from polytier import CoBo, Run, build_federation
 from polytier._terminal import loading_torch
 
 SHORT = ("--devices", 4, "--teams", 2, "--rounds", 1, "--quiet")
@@ -188,3 +188,46 @@ def test_an_onnx_file_gives_the_outputs_of_the_model(digits, monkeypatch):
         torch.testing.assert_close(torch.from_numpy(found), Run.load(digits).model(device=2)(x))
     monkeypatch.setattr("polytier.runs.export.find_spec", lambda name: None)
     assert 'pip install "polytier[onnx]"' in call("export", digits, "--global", "-o", "other.onnx", code=2).stderr
+
+
+# -- what tables say ----------------------------------------------------------------------------------
+
+
+def test_a_table_has_no_rows_of_models_that_the_method_does_not_have():
+    result = call(
+        "run", "local", "--devices", 2, "--teams", 1, "--rounds", 1, "--set", "device_steps=1", "--out", "one"
+    )
+    rows = [line.split()[0] for line in result.stdout.splitlines() if line]
+    assert "personal" in rows
+    assert not {"team", "global"} & set(rows)
+    assert "1 round\n" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("fields", "advice"),
+    [
+        (("weight_lr=0",), "weight_lr ten times as large or sampling=all"),
+        (("weight_lr=0", "sampling=all"), "ten times as large or more rounds"),
+    ],
+)
+def test_cobo_that_divides_nothing_says_what_to_try(fields, advice):
+    flags = [word for field in fields for word in ("--set", field)]
+    clusters = ("--devices", 6, "--partition", "clusters-permuted:2", "--rounds", 2)
+    text = call("run", "cobo", *clusters, *flags, "--out", "groups").stdout
+    assert "1 group learned of 6 clients" in text
+    assert advice in text
+    assert text == call("show", "groups").stdout
+
+
+def test_a_cobo_with_all_clients_apart_is_told_to_move_less():
+    assert "a tenth as large" in CoBo().advice_on_groups(6, 6)
+    assert not CoBo().advice_on_groups(2, 6)
+    assert not CoBo().advice_on_groups(1, 1)
+
+
+def test_the_sparse_codec_shows_nonzeros_and_what_is_saved(tmp_path):
+    sparse = ("--set", "threshold=1e9", "--set", "device_steps=1", "--set", "team_rounds=1")
+    result = call("run", "sfedhp", "--codec", "sparse", *SHORT[:-1], *sparse, "--out", "run")
+    row = next(line for line in result.stdout.splitlines() if line.startswith("personal") and " B " in line)
+    assert row.split() == ["personal", "0.0", "%", "1", "B", "2.6", "kB", "100.0", "%"]
+    assert "not zero" not in call("run", "sfedhp", *SHORT[:-1], *sparse, "--out", "dense").stdout

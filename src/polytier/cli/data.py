@@ -10,6 +10,7 @@ from rich.console import Console
 
 from polytier._errors import unknown
 from polytier._terminal import loading_torch, say
+from polytier._text import counted
 from polytier.cli.options import a_path, takes_settings
 from polytier.runs.spec import of_scope, read_spec
 
@@ -57,7 +58,7 @@ def pack(
     check_new(folder)
     federation, _ = make_federation(read_spec(None, given))
     federation.save(folder)
-    say(f"{len(federation):,} devices with {len(federation.x):,} samples are in {folder}")
+    say(f"{counted(len(federation), 'device')} with {counted(len(federation.x), 'sample')} in {folder}")
 
 
 def verify(
@@ -66,4 +67,4 @@ def verify(
     """Compare all files of a packed folder with their digests. Runs check only some blocks of them."""
     from polytier.data.pack import verify as verify_pack
 
-    say(f"{folder} is whole: {verify_pack(folder):,} blocks match their digests")
+    say(f"{folder} is whole: the digests of {counted(verify_pack(folder), 'block')} match")

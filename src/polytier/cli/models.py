@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polytier._terminal import loading_torch, say
+from polytier._text import counted
 from polytier.cli.options import Trust, a_path, check_code
 from polytier.cli.run import Folder
 from polytier.runs.read_files import read_config
@@ -73,7 +74,7 @@ def predict(
     from polytier.runs import export as files
 
     number = files.predict(run, row, data, out)
-    say(f"{number} predictions of the model of {owner} are in {out}")
+    say(f"{counted(number, 'prediction')} of the model of {owner} in {out}")
 
 
 def export(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polytier._terminal import Interrupt, loading_torch, log, say, set_up_logging, wide_console
-from polytier._text import duration, size
+from polytier._text import counted, duration, size
 from polytier.cli.options import Trust, a_path, check_code, takes_settings, trusted_spec
 from polytier.files.read import check_path
 from polytier.report.tables import print_summary
@@ -77,7 +77,8 @@ def resume(
     config = read_config(folder)
     done = finished_rounds(folder, given.get("rounds") or config.get("rounds", 0))
     if done is not None:
-        say(f"{folder} is finished: {done} rounds; to continue: polytier resume {folder} --rounds {done + 100}")
+        more = f"polytier resume {folder} --rounds {done + 100}"
+        say(f"{folder} is finished: {counted(done, 'round')}; to continue: {more}")
         print_result(folder, quiet, as_json)
         return
     check_code({**config, **given}, folder / "config.toml", trust, [given.get("engine", "")])
@@ -113,8 +114,8 @@ def announce(loop: Loop) -> None:
     from polytier.runs.estimate import memory_bytes, seconds_a_round
 
     topology, name = loop.context.topology, type(loop.algorithm).__name__
-    teams = "".join(f" in {topology.size(t)} teams" for t in range(topology.leaf - 1, 0, -1))
-    who = f"{name}: {topology.size(topology.leaf)} devices{teams}"
+    teams = "".join(f" in {counted(topology.size(t), 'team')}" for t in range(topology.leaf - 1, 0, -1))
+    who = f"{name}: {counted(topology.size(topology.leaf), 'device')}{teams}"
     memory = f"about {size(memory_bytes(loop))} of data and models"
     sizes = Counter(f"{part.objective.dimension:,}" for part in loop.context.parts)
     models = " and ".join(f"{count} x {each}" if count > 1 else each for each, count in sizes.items())

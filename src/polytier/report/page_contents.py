@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from polytier._text import duration, size
+from polytier._text import counted, duration, size
 from polytier.models.metrics import MetricInfo
 from polytier.report import comparison, curves, device_charts, traffic_charts
 from polytier.report.blocks import Cell, Heading, Matrices, Section, Table, Text
@@ -29,7 +29,7 @@ def page_of(folders: Sequence[Path]) -> tuple[str, str, list[Any]]:
     runs = [run for study in found for variant in study.variants for run in variant.runs]
     methods = {variant.like or variant.name for study in found for variant in study.variants}
     open_ones = sum(not run.finished for run in runs)
-    parts = (count(len(methods), "method"), count(len(runs), "run"), f"{open_ones} unfinished" if open_ones else "")
+    parts = (counted(len(methods), "method"), counted(len(runs), "run"), f"{open_ones} unfinished" if open_ones else "")
     blocks: list[Any] = []
     if len(found) > 1:
         text = (
@@ -41,11 +41,6 @@ def page_of(folders: Sequence[Path]) -> tuple[str, str, list[Any]]:
         blocks += [Heading(study.title), *blocks_of(study)]
     title = found[0].title if len(found) == 1 else ", ".join(folder.resolve().name for folder in folders)
     return title, " · ".join(part for part in parts if part), blocks[1:] if len(found) == 1 else blocks
-
-
-def count(number: int, what: str) -> str:
-    """A number and what it counts, as text."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def blocks_of(study: Study) -> Iterator[Any]:

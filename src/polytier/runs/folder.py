@@ -232,12 +232,11 @@ def write_models(folder: Path, run: Run) -> None:
     Frozen parameters are not in the files. Their digest is, so that `Run.load` can compare them with the given model.
     """
     make_folder(folder)
-    everywhere = None if run.global_ is None else run.global_.unsqueeze(0)
     ids = {"personal": run.device_ids, "team": run.team_ids, "global": np.array(["server"])}
     about = json.dumps(about_inputs(run.context.population))
     frozen = run.context.objective.frozen
     meta = {"inputs": about, **({"frozen": digest(frozen)} if frozen else {})}
-    for kind, rows in zip(KINDS, (run.personal, run.team, everywhere), strict=True):
+    for kind, rows in ((kind, run.rows(kind)) for kind in KINDS):
         if rows is not None:
             parameters = run.context.objective.parameters(rows)
             content = pieces(parameters, ids=json.dumps(ids[kind].tolist()), **meta)
