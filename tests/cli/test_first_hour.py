@@ -231,3 +231,27 @@ def test_the_sparse_codec_shows_nonzeros_and_what_is_saved(tmp_path):
     row = next(line for line in result.stdout.splitlines() if line.startswith("personal") and " B " in line)
     assert row.split() == ["personal", "0.0", "%", "1", "B", "2.6", "kB", "100.0", "%"]
     assert "not zero" not in call("run", "sfedhp", *SHORT[:-1], *sparse, "--out", "dense").stdout
+
+
+# -- names of files and modules that do not exist -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "texts"),
+    [
+        (("run", "machine.toml"), ["there is no file machine.toml; did you mean machines.toml?"]),
+        (("tune", "permfl", "machine.toml"), ["did you mean machines.toml?"]),
+        (("run", "other/machines.toml"), ["there is no file other/machines.toml: the folder other does not exist"]),
+        (("run", "--data", "machine.npz"), ["machine.npz; did you mean", "machines.npz?"]),
+        (("run", "--data", "mnist", "--data-dir", "nowhere"), ["nowhere", "polytier data get mnist"]),
+        (("run", "--model", "nosuch.module:f"), ["No module named 'nosuch'", "importable from", "mclr, linear, dnn"]),
+        (("run", "nosuch.module:Method"), ["No module named 'nosuch'", "importable from", "permfl, pfedmt"]),
+    ],
+)
+def test_what_does_not_exist_is_named_with_advice(tmp_path, args, texts):
+    (tmp_path / "machines.toml").write_text("rounds = 1\n")
+    (tmp_path / "machines.npz").write_bytes(b"")
+    said = call(*args, code=2).stderr
+    for text in texts:
+        assert text in said
+    assert not (tmp_path / "runs").exists()

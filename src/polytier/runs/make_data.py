@@ -58,7 +58,7 @@ def with_fitting_model(spec: RunSpec, federation: Federation) -> RunSpec:
     """The specification with a model for numbers if the targets are no classes and the model is mclr, the default."""
     if federation.num_classes is not None or spec.model != "mclr":
         return spec
-    model = "quadratic" if spec.data.partition(":")[0] == "quadratics" else "linear"
+    model = "quadratic" if spec.data.partition(":")[0] in GENERATED else "linear"
     log.info("the targets are numbers: model %s instead of mclr", model)
     return spec.replace(model=model)
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from polytier._errors import short, unknown
 from polytier._text import finite, whole
-from polytier.files.read import check_file
+from polytier.files.read import NoFile, check_file
 
 log = logging.getLogger("polytier")
 MOST, MOST_WORKERS = (1 << 31) - 1, 4096  # of rounds, devices, ...; of processes
@@ -335,6 +335,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         check_file(path)
         values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except NoFile:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read as a TOML file: {short_line(error)}") from None
     values.pop("versions", None)
