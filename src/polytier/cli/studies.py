@@ -101,7 +101,7 @@ def compare(
         float,
         typer.Option(
             "--until",
-            metavar="ACCURACY",
+            metavar="LEVEL",
             parser=real_number(0, 1),
             help="Count the bytes sent until the leading metric reaches this level.",
         ),
