@@ -153,7 +153,7 @@ def test_runs_with_different_leading_metrics_share_one(tmp_path):
     assert [len(variant.runs) for variant in study.variants] == [2]  # how a run is judged is no setting of it
     assert study.metric == MetricInfo("accuracy", unit="%")
     table = page_contents.summary_table(study)
-    assert table.rows[0][table.columns.index("personal")].text.startswith("60.00 ± ")  # type: ignore[union-attr]
+    assert table.rows[0][table.columns.index("personal")].text == "60.00 (50.00 to 70.00) %"  # type: ignore[union-attr]
 
 
 def test_equal_values_still_make_bars():

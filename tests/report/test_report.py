@@ -156,7 +156,7 @@ def test_blocks_of_runs(tmp_path):
     assert wanted is not None
     series = found["permfl"]
     assert series.y[2] == pytest.approx(wanted["mean"])
-    assert series.high[2] - series.y[2] == pytest.approx(wanted["half"])  # type: ignore[operator]
+    assert (series.low[2], series.high[2]) == pytest.approx((wanted["low"], wanted["high"]))
     costs = {series.name: series for series in charts["Test accuracy against bytes"].series}
     assert costs["permfl"].x == [400.0 * r for r in range(1, ROUNDS + 1)]
     assert costs["local"].dashed  # sends nothing: a level line

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from polytier._text import duration, size
+from polytier._text import counted, duration, size
 from polytier.models.metrics import MetricInfo
 from polytier.report import comparison, curves, device_charts, traffic_charts
 from polytier.report.blocks import Cell, Heading, Matrices, Section, Table, Text
 from polytier.report.comparison import DONE, LOCAL, SHARE
 from polytier.report.grouping import NO_SETTING, Study, Variant, settings_of, studies
 from polytier.report.heatmap import matrices
-from polytier.report.intervals import LEVEL, interval, interval_text
+from polytier.report.intervals import LEVEL, interval, interval_text, spread_note, with_spread
 from polytier.runs.read import RunRecord, score
 from polytier.runs.read_files import KINDS, check_result
 from polytier.tree.collaboration import FILE
@@ -29,7 +29,7 @@ def page_of(folders: Sequence[Path]) -> tuple[str, str, list[Any]]:
     runs = [run for study in found for variant in study.variants for run in variant.runs]
     methods = {variant.like or variant.name for study in found for variant in study.variants}
     open_ones = sum(not run.finished for run in runs)
-    parts = (count(len(methods), "method"), count(len(runs), "run"), f"{open_ones} unfinished" if open_ones else "")
+    parts = (counted(len(methods), "method"), counted(len(runs), "run"), f"{open_ones} unfinished" if open_ones else "")
     blocks: list[Any] = []
     if len(found) > 1:
         text = (
@@ -41,11 +41,6 @@ def page_of(folders: Sequence[Path]) -> tuple[str, str, list[Any]]:
         blocks += [Heading(study.title), *blocks_of(study)]
     title = found[0].title if len(found) == 1 else ", ".join(folder.resolve().name for folder in folders)
     return title, " · ".join(part for part in parts if part), blocks[1:] if len(found) == 1 else blocks
-
-
-def count(number: int, what: str) -> str:
-    """A number and what it counts, as text."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def blocks_of(study: Study) -> Iterator[Any]:
@@ -120,7 +115,8 @@ def summary_table(study: Study, until: float | None = None) -> Table:
     ]
     names = dict.fromkeys(name for row in rows for name in row)
     kept = [name for name in names if any(row.get(name, Cell("-")).text not in ("-", "never") for row in rows)]
-    notes = [f"Test {metric.name} of the last round, mean over devices, ± half the 95 % interval over seeds."]
+    spreads = spread_note(m[name] for m in found for name in (*KINDS, "worst_decile", "better_than_local"))
+    notes = [f"Test {metric.name} of the last round, mean over devices{'; ' if spreads else ''}{spreads}."]
     if sum(m["best"] for m in found) and len(found) > 1:
         test = f"Wilcoxon signed-rank over devices and seeds, p > {LEVEL}"
         notes.append(f"* the best, or a tie with it: {test}.")
@@ -156,8 +152,7 @@ def method_row(
     row["traffic"] = cell(traffic, size)
     if until is not None:
         reached = m["bytes_until"]
-        text = comparison.until_text(m).replace(" ± 0 B", "")
-        row[f"bytes until {metric.short(until)}"] = Cell(text, reached and reached["mean"])
+        row[f"bytes until {metric.short(until)}"] = Cell(comparison.until_text(m), reached and reached["mean"])
     row["groups found"] = cell(m["rand_index"], "{:.2f}".format)
     row["training"] = cell(m["seconds"], duration)
     row["seeds"] = Cell(", ".join(str(record["seed"]) for record in own), len(own))
@@ -172,17 +167,12 @@ def sum_of(ways: dict[str, int]) -> int:
 def metric_cell(found: dict[str, Any] | None, metric: MetricInfo, best: bool = False) -> Cell:
     """A mean with its interval; sorted by the mean as it is shown."""
     value = found["mean"] * metric.factor if found else None
-    return Cell(interval_text(exact(found), metric), value, "good" if best else "" if found else "muted")
+    return Cell(interval_text(found, metric), value, "good" if best else "" if found else "muted")
 
 
 def cell(found: dict[str, Any] | None, text: Any) -> Cell:
     """A mean with its interval for values that are not a metric, formatted by `text`."""
-    return Cell(comparison.shown(exact(found), text), found["mean"] if found else None, "" if found else "muted")
-
-
-def exact(found: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The interval without its half width if that is zero."""
-    return found and {**found, "half": found["half"] or None}
+    return Cell(with_spread(found, text), found["mean"] if found else None, "" if found else "muted")
 
 
 def unfinished_row(variant: Variant, traffic: dict[str, Any] | None, metric: MetricInfo) -> dict[str, Cell]:
@@ -206,7 +196,10 @@ def models_table(study: Study) -> Table:
         each = [run.summary["models"] for run in variant.runs if run.summary and run.summary.get("models")]
         for name in each[0] if each else ():
             own = [models[name] for models in each if name in models]
-            cells = [metric_cell(interval((model[k] or {}).get(metric.name) for model in own), metric) for k in KINDS]
+            cells = [
+                metric_cell(interval([(model[k] or {}).get(metric.name) for model in own], metric.limits), metric)
+                for k in KINDS
+            ]
             rows.append([variant.name, name, own[0]["algorithm"], *cells])
     kept = [0, 1, 2, *(k for k in range(3, 6) if any(row[k].text != "-" for row in rows))]
     columns, rows = ["run", "model", "method", *KINDS], [[row[k] for k in kept] for row in rows]
