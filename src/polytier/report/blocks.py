@@ -25,9 +25,10 @@ class Heading:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph."""
+    """A paragraph; a leading one says what was found."""
 
     text: str
+    leading: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from polytier._text import duration, size
+from polytier.files.write import write_text
 from polytier.models.metrics import MetricInfo
 from polytier.report import comparison, curves, device_charts, traffic_charts
 from polytier.report.blocks import Cell, Heading, Matrices, Section, Table, Text
 from polytier.report.comparison import DONE, LOCAL, SHARE
+from polytier.report.finding import finding
 from polytier.report.grouping import NO_SETTING, Study, Variant, settings_of, studies
 from polytier.report.heatmap import matrices
 from polytier.report.intervals import LEVEL, interval, interval_text
+from polytier.report.page import render
 from polytier.runs.read import RunRecord, score
-from polytier.runs.read_files import KINDS, check_result
+from polytier.runs.read_files import KINDS, Record, check_result
 from polytier.tree.collaboration import FILE
 
 UNTIL = 0.9  # default level of metrics for which higher is better
+ROOT = Path("/")  # the folders of runs are absolute
 FRAMES, CLIENTS = 16, 96  # rounds and rows of a collaboration matrix
 
 
@@ -43,6 +48,12 @@ def page_of(folders: Sequence[Path]) -> tuple[str, str, list[Any]]:
     return title, " · ".join(part for part in parts if part), blocks[1:] if len(found) == 1 else blocks
 
 
+def write_page(folders: Sequence[Path], path: Path) -> None:
+    """Write the page about all runs in these folders to a file."""
+    title, subtitle, blocks = page_of(folders)
+    write_text(path, render(title, blocks, subtitle))
+
+
 def count(number: int, what: str) -> str:
     """A number and what it counts, as text."""
     return f"{number} {what}{'' if number == 1 else 's'}"
@@ -50,8 +61,11 @@ def count(number: int, what: str) -> str:
 
 def blocks_of(study: Study) -> Iterator[Any]:
     """All blocks of a page about one study."""
+    found = results(study)
+    if text := found.finding(study.metric):
+        yield Text(text, leading=True)
     yield from map(Text, study.notes)
-    yield summary_table(study)
+    yield summary_table(study, found)
     if study.finished and (models := models_table(study)).rows:
         yield models
     yield from curves.by_round(study)
@@ -72,7 +86,7 @@ def blocks_of(study: Study) -> Iterator[Any]:
 def summary_tables(folders: Sequence[Path], until: float | None = None) -> Iterator[tuple[str, Table, list[str]]]:
     """For each study: its title, the summary and notes on its runs."""
     for study in studies(folders):
-        yield study.title, summary_table(study, until), study.notes
+        yield study.title, summary_table(study, results(study, until)), study.notes
 
 
 def collaboration(study: Study) -> Iterator[Matrices]:
@@ -101,8 +115,29 @@ def alone(study: Study) -> Variant | None:
     return max(own, key=mean, default=None)
 
 
-def summary_table(study: Study, until: float | None = None) -> Table:
-    """One row per method, the best first; then unfinished runs. Columns without any value are left out.
+@dataclass(frozen=True)
+class Results:
+    """The finished runs of a study.
+
+    Args:
+        methods: Rows of `comparison.by_method`, the best first.
+        records: Those of `comparison.make_records`.
+        until: The level of the leading metric up to which bytes are counted.
+        local: The name of the runs of Local that others are compared with.
+    """
+
+    methods: Sequence[Record]
+    records: Sequence[Record]
+    until: float | None
+    local: str | None
+
+    def finding(self, metric: MetricInfo) -> str:
+        """What was found, in words."""
+        return finding(self.methods, comparison.device_values(ROOT, self.records, metric), metric, self.local)
+
+
+def results(study: Study, until: float | None = None) -> Results:
+    """The results of the finished runs of a study.
 
     Args:
         study: Runs on the same data.
@@ -111,10 +146,16 @@ def summary_table(study: Study, until: float | None = None) -> Table:
     local, metric = alone(study), study.metric
     until = UNTIL if until is None and metric.better == "higher" else until
     entries = [entry(variant, run) for variant in study.finished for run in variant.runs]
-    records = comparison.make_records(Path("/"), entries, until, local.name if local else None, metric)
-    found = comparison.by_method(Path("/"), records, metric) if records else []
+    records = comparison.make_records(ROOT, entries, until, local.name if local else None, metric)
+    methods = comparison.by_method(ROOT, records, metric) if records else []
+    return Results(methods, records, until, local.name if local else None)
+
+
+def summary_table(study: Study, results: Results) -> Table:
+    """One row per method, the best first; then unfinished runs. Columns without any value are left out."""
+    metric, found = study.metric, results.methods
     traffic = {v.name: interval(sum(map(sum_of, run.traffic().values())) for run in v.runs) for v in study.variants}
-    rows = [method_row(m, records, traffic[m["method"]], until, metric, len(found) > 1) for m in found]
+    rows = [method_row(m, results, traffic[m["method"]], metric, len(found) > 1) for m in found]
     rows += [
         unfinished_row(variant, traffic[variant.name], metric) for variant in study.variants if not variant.finished
     ]
@@ -124,9 +165,9 @@ def summary_table(study: Study, until: float | None = None) -> Table:
     if sum(m["best"] for m in found) and len(found) > 1:
         test = f"Wilcoxon signed-rank over devices and seeds, p > {LEVEL}"
         notes.append(f"* the best, or a tie with it: {test}.")
-    if local:
+    if results.local:
         notes.append(
-            f"Better than Local: share of the devices whose value is worse with {local.name} and the same seed."
+            f"Better than Local: share of the devices whose value is worse with {results.local} and the same seed."
         )
     return Table("Summary", kept, [[row.get(name, Cell("-")) for name in kept] for row in rows], " ".join(notes))
 
@@ -138,16 +179,11 @@ def entry(variant: Variant, run: RunRecord) -> dict[str, Any]:
 
 
 def method_row(
-    m: dict[str, Any],
-    records: Sequence[dict[str, Any]],
-    traffic: dict[str, Any] | None,
-    until: float | None,
-    metric: MetricInfo,
-    marked: bool,
+    m: Record, results: Results, traffic: dict[str, Any] | None, metric: MetricInfo, marked: bool
 ) -> dict[str, Cell]:
     """The cells of one method, by column; `m` is its row of `comparison.by_method`."""
-    best = m["best"] and marked
-    own = [record for record in records if record["method"] == m["method"]]
+    best, until = m["best"] and marked, results.until
+    own = [record for record in results.records if record["method"] == m["method"]]
     rounds = max(record["rounds"] for record in own)
     row = {"method": Cell(m["method"] + (" *" if best else ""), m["method"])}
     row |= {kind: metric_cell(m[kind], metric, best and kind == m["judged_by"]) for kind in KINDS}
