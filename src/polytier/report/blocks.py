@@ -51,6 +51,28 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Devices:
+    """A table of devices to search and sort in, one method at a time.
+
+    ids     | the devices
+    facts   | pairs (column, one value per device): team, samples, ...
+    methods | triples (name, [(kind of model, one value per device or None)], the kind that it is judged by)
+    local   | the values of the devices with Local, which gains are against; empty if they are not known
+    unit    | of all values
+    better  | whether "higher" or "lower" values are better; devices with the worst come first
+    """
+
+    title: str
+    ids: Sequence[str]
+    facts: Sequence[tuple[str, Sequence[str | int]]]
+    methods: Sequence[tuple[str, Sequence[tuple[str, Sequence[float | None]]], str]]
+    local: Sequence[float | None] = ()
+    unit: str = ""
+    better: str = "higher"
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Series:
     """A line with its band. The line is interrupted where y, low or high is None.
 
