@@ -269,7 +269,7 @@ def test_long_histories_and_many_devices_are_thinned(tmp_path):
     assert (line.x[0], line.x[-1]) == (1, 1000)
     run = found.variants[0].runs[0]
     many = {f"d{k}": k / 100 for k in range(5000)}
-    strip = device_charts.strip({found.variants[0]: {0: many}}, None, ACCURACY)
+    strip = device_charts.strip({"permfl": {0: many}}, None, 0, ACCURACY)
     assert strip is not None
     assert len(strip.columns) == len(strip.values[0]) == device_charts.CELLS
     assert strip.columns[0] == "15 devices, d0 .. d14"

@@ -153,7 +153,9 @@ def by_round(study: Study) -> Iterator[Lines | Panels]:
         yield by_kind(study, "Training loss", kinds, LOSS, "train")
     models = {name for v in study.variants for run in v.runs for name in (run.config.get("models") or {})}
     for name in sorted(models):
-        yield by_kind(study, f"Model {name}", kinds_of(study, name), metric, split, name)
+        yield by_kind(
+            study, f"{split.capitalize()} {metric.name} of model {name}", kinds_of(study, name), metric, split, name
+        )
 
 
 def by_kind(
@@ -171,4 +173,5 @@ def by_kind(
         for each in charts
         for series in each.series
     ]
-    return replace(charts[0], title=title, series=lines, note=f"Mean over all devices. {note(study)}")
+    which = f"The {charts[0].title} model" if len(charts) == 1 else "Each kind of model"
+    return replace(charts[0], title=title, series=lines, note=f"{which}, mean over all devices. {note(study)}")

@@ -94,7 +94,8 @@ def strip(found: Mapping[str, Mapping[int, ByDevice]], local: str | None, seed: 
     ]
     columns = [column_name(cell) for cell in cells]
     each = "one device" if len(cells) == len(base) else f"the mean of about {len(base) // len(cells)} devices"
-    text = f"A column is {each}, sorted by the {metric.name} with {ruler}, the worst first; seed {seed}."
+    by = f"the {metric.name} with {local}" if local else "the first row"
+    text = f"A column is {each}, sorted by {by}, the worst first; seed {seed}."
     if not local:
         unit = metric.unit or metric.name
         return Heat("Values of the devices", list(rows), columns, values, x="devices", unit=unit, note=text)

@@ -6,6 +6,7 @@ const kept = {}; // choices of the reader, by block: sorting, hidden lines, slid
 let depth = 2; // the level of the next heading
 let drawers = []; // [host, function that draws it], called again when the width or the colours change
 
+const together = (words) => words.replace(/ (?=[±%])|(?<=±) /g, "\u00a0"); // no line break within a value and its unit
 const slug = (words) => words.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "") || "part";
 
 function memory(id) {
@@ -16,7 +17,7 @@ function memory(id) {
 function chart(block, id, kind, inside) {
   const title = id + "-title";
   return el("figure", { class: `card ${kind}`, id, "aria-labelledby": title },
-    heading("title", block.title, title), inside, block.note && el("figcaption", {}, block.note));
+    heading("title", block.title, title), inside, block.note && el("figcaption", {}, together(block.note)));
 }
 
 function heading(style, words, id) {
@@ -40,7 +41,7 @@ const makers = {
     depth += 1;
     return made;
   },
-  Text: (block) => el("p", { class: block.leading ? "text finding" : "text" }, block.text),
+  Text: (block) => el("p", { class: block.leading ? "text finding" : "text" }, together(block.text)),
   Table: (block, id) => card(block, id, [table(block, id)]),
   Devices(block, id) {
     const state = memory(id), names = block.methods.map(([name]) => name), host = el("div", {});
@@ -111,7 +112,7 @@ function make(block, id) {
 const ROWS = 20; // longer tables are shown in pages and can be searched
 
 function card(block, id, inside) {
-  return el("div", { class: "card table", id }, heading("title", block.title, `${id}-title`), inside, block.note && el("p", { class: "note" }, block.note));
+  return el("div", { class: "card table", id }, heading("title", block.title, `${id}-title`), inside, block.note && el("p", { class: "note" }, together(block.note)));
 }
 
 // `block` has columns, rows of [text, value to sort by, tone] and perhaps the column by which they are sorted at first
@@ -196,7 +197,7 @@ function devices(block, method) {
 
 function drawAll() {
   for (const [host] of drawers) host.wide = host.clientWidth; // all before the first drawing, which would force a new layout
-  for (const [host, draw] of drawers) draw(host);
+  for (const [host, draw] of drawers) if (host.wide) draw(host); // what is folded is drawn when it is opened
 }
 
 function build() {
@@ -220,10 +221,15 @@ function build() {
   } } });
   document.getElementById("top").replaceChildren(
     el("div", { class: "head" }, el("div", {}, el("h1", {}, page.title), page.subtitle && el("p", {}, page.subtitle)), button),
-    shown.length > 1 ? el("nav", { "aria-label": "Parts of this page" }, shown.map(([id, name]) => el("a", { href: `#${id}` }, name))) : "");
+    shown.length > 1 ? el("nav", { "aria-label": "Parts of this page" }, shown.map(([id, name]) => el("a", { href: `#${id}`, on: { click: () => unfold(id) } }, name))) : "");
   document.getElementById("end").replaceChildren(el("p", {}, page.live ? `${page.made}; live, follows the run` : page.made));
   document.title = page.title;
   setTheme(root.dataset.theme);
+}
+
+function unfold(id) {
+  const part = document.getElementById(id);
+  if (part instanceof HTMLDetailsElement) part.open = true;
 }
 
 function setTheme(theme) {

@@ -20,7 +20,7 @@ from polytier.report.heatmap import matrices
 from polytier.report.intervals import LEVEL, interval, interval_text
 from polytier.report.page import render
 from polytier.runs.read import RunRecord, score
-from polytier.runs.read_files import KINDS, Record, check_result
+from polytier.runs.read_files import KINDS, RUNNING, Record, check_result
 from polytier.tree.collaboration import FILE
 
 UNTIL = 0.9  # default level of metrics for which higher is better
@@ -28,24 +28,50 @@ ROOT = Path("/")  # the folders of runs are absolute
 FRAMES, CLIENTS = 16, 96  # rounds and rows of a collaboration matrix
 
 
-def page_of(folders: Sequence[Path]) -> tuple[str, str, list[Any]]:
-    """Title, subtitle and blocks of the page about all runs in these folders."""
+def page_of(folders: Sequence[Path], live: bool = False) -> tuple[str, str, list[Any]]:
+    """Title, subtitle and blocks of the page about all runs in these folders.
+
+    Args:
+        folders: Run folders, or folders that contain some.
+        live: Whether somebody watches: runs under way come first, or else the newest ones, and all others are folded.
+    """
     found = studies(folders)
     runs = [run for study in found for variant in study.variants for run in variant.runs]
     methods = {variant.like or variant.name for study in found for variant in study.variants}
     open_ones = sum(not run.finished for run in runs)
     parts = (count(len(methods), "method"), count(len(runs), "run"), f"{open_ones} unfinished" if open_ones else "")
-    blocks: list[Any] = []
-    if len(found) > 1:
-        text = (
-            f"These runs are on {len(found)} different data sets or models. Each has a separate part below; nothing "
-            "is averaged or compared across them."
-        )
-        blocks.append(Text(text))
-    for study in found:
-        blocks += [Heading(study.title), *blocks_of(study)]
     title = found[0].title if len(found) == 1 else ", ".join(folder.resolve().name for folder in folders)
-    return title, " · ".join(part for part in parts if part), blocks[1:] if len(found) == 1 else blocks
+    return title, " · ".join(part for part in parts if part), list(parts_of(found, live))
+
+
+def parts_of(found: Sequence[Study], live: bool) -> Iterator[Any]:
+    """The blocks of each study, one after the other; of several, each has a heading or is folded."""
+    if len(found) == 1:
+        yield from blocks_of(found[0])
+        return
+    text = f"These runs are on {len(found)} different data sets or models. Each has a separate part below; nothing "
+    text += "is averaged or compared across them."
+    if live:
+        found = sorted(found, key=lambda study: (not running(study), -changed(study)))
+        text += " Runs under way come first, then the newest; click a part to unfold it."
+    yield Text(text)
+    for place, study in enumerate(found):
+        if live and place and not running(study):
+            yield Section(study.title, list(blocks_of(study)), folded=True)
+        else:
+            yield from (Heading(study.title), *blocks_of(study))
+
+
+def running(study: Study) -> list[Variant]:
+    """The runs of a study that are under way."""
+    own = [variant for variant in study.variants if not variant.finished]
+    return [v for v in own if v.runs[0].state["state"] == RUNNING and not v.runs[0].abandoned]
+
+
+def changed(study: Study) -> float:
+    """When a run of the study was last written to."""
+    files = [run.folder / "metrics.jsonl" for variant in study.variants for run in variant.runs]
+    return max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
 
 
 def write_page(folders: Sequence[Path], path: Path) -> None:
@@ -62,6 +88,7 @@ def count(number: int, what: str) -> str:
 def blocks_of(study: Study) -> Iterator[Any]:
     """All blocks of a page about one study."""
     found = results(study)
+    yield from (Text(progress(variant.runs[0], study.metric), leading=True) for variant in running(study))
     if text := found.finding(study.metric):
         yield Text(text, leading=True)
     yield from map(Text, study.notes)
@@ -133,7 +160,10 @@ class Results:
 
     def finding(self, metric: MetricInfo) -> str:
         """What was found, in words."""
-        return finding(self.methods, comparison.device_values(ROOT, self.records, metric), metric, self.local)
+        text = finding(self.methods, comparison.device_values(ROOT, self.records, metric), metric, self.local)
+        if any(record.get("models") for record in self.records):
+            text += " Figures are means over all models of a run."
+        return text
 
 
 def results(study: Study, until: float | None = None) -> Results:
@@ -152,16 +182,18 @@ def results(study: Study, until: float | None = None) -> Results:
 
 
 def summary_table(study: Study, results: Results) -> Table:
-    """One row per method, the best first; then unfinished runs. Columns without any value are left out."""
+    """Runs under way; one row per method, the best first; other unfinished runs. Empty columns are left out."""
     metric, found = study.metric, results.methods
     traffic = {v.name: interval(sum(map(sum_of, run.traffic().values())) for run in v.runs) for v in study.variants}
+    now = running(study)
+    waiting = sorted((v for v in study.variants if not v.finished), key=lambda v: v not in now)
     rows = [method_row(m, results, traffic[m["method"]], metric, len(found) > 1) for m in found]
-    rows += [
-        unfinished_row(variant, traffic[variant.name], metric) for variant in study.variants if not variant.finished
-    ]
+    late = [unfinished_row(variant, traffic[variant.name], metric) for variant in waiting]
+    rows = [*late[: len(now)], *rows, *late[len(now) :]]
     names = dict.fromkeys(name for row in rows for name in row)
     kept = [name for name in names if any(row.get(name, Cell("-")).text not in ("-", "never") for row in rows)]
-    notes = [f"Test {metric.name} of the last round, mean over devices, ± half the 95 % interval over seeds."]
+    half = ", ± half the 95 % interval over seeds" if any(m["seeds"] > 1 for m in found) else ""
+    notes = [f"Test {metric.name} of the last round, mean over devices{half}."]
     if sum(m["best"] for m in found) and len(found) > 1:
         test = f"Wilcoxon signed-rank over devices and seeds, p > {LEVEL}"
         notes.append(f"* the best, or a tie with it: {test}.")
@@ -170,6 +202,16 @@ def summary_table(study: Study, results: Results) -> Table:
             f"Better than Local: share of the devices whose value is worse with {results.local} and the same seed."
         )
     return Table("Summary", kept, [[row.get(name, Cell("-")) for name in kept] for row in rows], " ".join(notes))
+
+
+def progress(run: RunRecord, metric: MetricInfo) -> str:
+    """How far a run is, as a sentence."""
+    seen = [
+        f"{kind} {score(run.last[kind].get('test'), metric)}" for kind in KINDS if run.last.get(kind, {}).get("test")
+    ]
+    values = f" Test {metric.name} in round {run.last['round']}: {', '.join(seen)}." if seen else ""
+    name = f"{run.config['algorithm']}, seed {run.seed}"
+    return f"Under way: {name}, round {run.rounds:,} of {run.wanted:,}.{values}"
 
 
 def entry(variant: Variant, run: RunRecord) -> dict[str, Any]:
