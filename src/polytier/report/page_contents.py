@@ -36,30 +36,35 @@ def page_of(folders: Sequence[Path], live: bool = False) -> tuple[str, str, list
         live: Whether somebody watches: runs under way come first, or else the newest ones, and all others are folded.
     """
     found = studies(folders)
+    title = found[0].title if len(found) == 1 else ", ".join(folder.resolve().name for folder in folders)
+    return title, counted(found), list(parts_of(found, live))
+
+
+def counted(found: Sequence[Study]) -> str:
+    """How many methods and runs there are, as text."""
     runs = [run for study in found for variant in study.variants for run in variant.runs]
     methods = {variant.like or variant.name for study in found for variant in study.variants}
-    open_ones = sum(not run.finished for run in runs)
-    parts = (count(len(methods), "method"), count(len(runs), "run"), f"{open_ones} unfinished" if open_ones else "")
-    title = found[0].title if len(found) == 1 else ", ".join(folder.resolve().name for folder in folders)
-    return title, " · ".join(part for part in parts if part), list(parts_of(found, live))
+    late = sum(not run.finished for run in runs)
+    return " · ".join(
+        (count(len(methods), "method"), count(len(runs), "run"), *([f"{late} unfinished"] if late else []))
+    )
 
 
 def parts_of(found: Sequence[Study], live: bool) -> Iterator[Any]:
-    """The blocks of each study, one after the other; of several, each has a heading or is folded."""
+    """The blocks of each study, one after the other, with a heading if there are several."""
     if len(found) == 1:
         yield from blocks_of(found[0])
         return
     text = f"These runs are on {len(found)} different data sets or models. Each has a separate part below; nothing "
-    text += "is averaged or compared across them."
-    if live:
-        found = sorted(found, key=lambda study: (not running(study), -changed(study)))
-        text += " Runs under way come first, then the newest; click a part to unfold it."
-    yield Text(text)
-    for place, study in enumerate(found):
-        if live and place and not running(study):
-            yield Section(study.title, list(blocks_of(study)), folded=True)
-        else:
-            yield from (Heading(study.title), *blocks_of(study))
+    yield Text(text + "is averaged or compared across them.")
+    first = sorted(found, key=lambda study: (not running(study), -changed(study))) if live else found
+    shown = [study for place, study in enumerate(first) if not live or place == 0 or running(study)]
+    for study in shown:
+        yield from (Heading(study.title), *blocks_of(study))
+    if len(shown) < len(found):
+        yield Heading("Other runs")
+        for study in first[len(shown) :]:
+            yield Section(f"{study.title} · {counted([study])}", list(blocks_of(study)), folded=True)
 
 
 def running(study: Study) -> list[Variant]:
