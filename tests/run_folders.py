@@ -35,6 +35,7 @@ def make_run(folder: Path, method: str, seed: int = 0, done: int = ROUNDS, split
     }
     config |= {"partition": "labels:2", "split": "3:0:1", "seed": seed, "codec": "float32", "set": {"device_lr": 0.1}}
     config |= settings
+    number = config["devices"]
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(to_toml(config))
     links = ("server-device",) if flat else ("server-team", "team-device")
@@ -42,20 +43,18 @@ def make_run(folder: Path, method: str, seed: int = 0, done: int = ROUNDS, split
     history = []
     for r in range(1, done + 1):
         judged = {kind: {split: figures_of(0.1 * r + 0.02 * rng.random()) for split in splits} for kind in kinds}
-        rest = {"bytes": sent, "seconds": 0.5, "participants": {"team": 2, "device": DEVICES}}
+        rest = {"bytes": sent, "seconds": 0.5, "participants": {"team": 2, "device": number}}
         history.append({"round": r, **judged, **rest})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in history))
-    ids = [f"d{k}" for k in range(DEVICES)]
+    ids = [f"d{k}" for k in range(number)]
     tiers: list[dict[str, Any]] = [{"tier": "server", "ids": ["server"]}, {"tier": "device", "ids": ids}]
     if not flat:
         tiers.insert(1, {"tier": "team", "ids": [0, 1]})
     (folder / "topology.json").write_text(json.dumps({"tiers": tiers}))
     if done < config["rounds"]:
         return folder
-    held = 10 + np.arange(DEVICES) + 7 * seed  # the same for all methods of a seed
-    scores = {"local": np.full(DEVICES, 0.5), "permfl": np.linspace(0.4, 0.9, DEVICES)}.get(
-        method, np.full(DEVICES, 0.6)
-    )
+    held = 10 + np.arange(number) + 7 * seed  # the same for all methods of a seed
+    scores = {"local": np.full(number, 0.5), "permfl": np.linspace(0.4, 0.9, number)}.get(method, np.full(number, 0.6))
     with (folder / "devices.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         judged = [f"{kind}_accuracy" for kind in kinds] if "test" in splits else []
@@ -70,7 +69,7 @@ def make_run(folder: Path, method: str, seed: int = 0, done: int = ROUNDS, split
         "rounds": done,
         "device_steps": 60,
         "seconds": 2.5,
-        "devices": DEVICES,
+        "devices": number,
         "device_steps_per_second": 24,
         "teams": 0 if flat else 2,
         "parameters": 650,
@@ -82,7 +81,7 @@ def make_run(folder: Path, method: str, seed: int = 0, done: int = ROUNDS, split
     }
     (folder / "summary.json").write_text(json.dumps(summary))
     if method == "cobo":
-        n, pairs = DEVICES, np.array([(0, 1), (1, 0), (2, 3)])
+        n, pairs = number, np.array([(0, 1), (1, 0), (2, 3)])
         frames = {r: Collaboration(np.arange(n), np.full(n, 0.1 * r), pairs, np.full(3, 0.9)) for r in (1, 2, 4)}
         save(folder / FILE, frames, np.arange(n) // 2)
     return folder

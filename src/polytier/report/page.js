@@ -173,7 +173,7 @@ function table(block, id, choice) {
 // the table of all devices for one method: columns with the unit of the values, gains against Local
 function devices(block, method) {
   const [, kinds, judge] = block.methods[method], percent = block.unit === "%";
-  const digits = (value) => (percent ? value.toFixed(2) : figure(value)).replace("-", "−");
+  const digits = (value) => (percent ? value.toFixed(2) : figure(value));
   const cell = (value) => (value === null ? ["-", null, "muted"] : [digits(value), value]);
   const own = kinds.findIndex(([kind]) => kind === judge), sign = block.better === "higher" ? 1 : -1;
   const gain = (k) => {
@@ -196,8 +196,9 @@ function devices(block, method) {
 // -- the whole page ---------------------------------------------------------------------------------
 
 function drawAll() {
-  for (const [host] of drawers) host.wide = host.clientWidth; // all before the first drawing, which would force a new layout
-  for (const [host, draw] of drawers) if (host.wide) draw(host); // what is folded is drawn when it is opened
+  const shown = drawers.filter(([host]) => !host.closest("details:not([open])")); // what is folded is drawn when it is opened
+  for (const [host] of shown) host.wide = host.clientWidth; // all before the first drawing, which would force a new layout
+  for (const [host, draw] of shown) draw(host);
 }
 
 function build() {
