@@ -71,8 +71,8 @@ def test_lower_is_better_for_errors():
 
 def test_one_run_compares_its_tiers_and_names_the_worst_device():
     text = said(("permfl", "personal", 0.8), ("permfl", "team", 0.6), ("permfl", "global", 0.5), seeds=1)
-    start = "The personal models lead with 80.00 % test accuracy, seen with one seed only, ahead of the team models"
-    assert text.startswith(f"{start} (60.00 %) and the global model (50.00 %). The worst-off device is d")
+    start = "The personal models of permfl lead with 80.00 % test accuracy, seen with one seed only, ahead of its"
+    assert text.startswith(f"{start} team models (60.00 %) and its global model (50.00 %). The worst-off device is d")
     assert "worst-off" not in said(("permfl", "personal", 0.8), seeds=2)  # devices of two seeds hold different data
 
 

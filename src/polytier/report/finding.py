@@ -52,8 +52,10 @@ def finding(methods: Sequence[Record], values: Values, metric: MetricInfo, local
         >>> from polytier.models.metrics import ACCURACY
         >>> mean = {"mean": 0.8, "half": None, "seeds": 1}
         >>> row = {"method": "fedavg", "seeds": 1, "personal": None, "team": None, "global": mean}
-        >>> finding([row], {("fedavg", "global"): {(0, "a"): 0.9, (0, "b"): 0.7}}, ACCURACY)
-        'The global model reaches 80.00 % test accuracy, seen with one seed only. The worst-off device is b (70.00 %).'
+        >>> found = finding([row], {("fedavg", "global"): {(0, "a"): 0.9, (0, "b"): 0.7}}, ACCURACY)
+        >>> print(found.replace(". ", ".\\n"))
+        The global model of fedavg reaches 80.00 % test accuracy, seen with one seed only.
+        The worst-off device is b (70.00 %).
     """
     done = [row for row in methods if row["seeds"]]
     entries = [entry for row in done for entry in entries_of(row, values, metric, local, len(done) > 1)]
@@ -66,7 +68,7 @@ def finding(methods: Sequence[Record], values: Values, metric: MetricInfo, local
     level = [other for other in others if not is_ahead(leader, other, metric)]
     known = references(entries, [leader, *level], local) if len(done) > 1 else {}
     behind = [other for other in others if other not in level and other not in known.values()]
-    first = leading_sentence(leader, level, behind, metric, not level and bool(behind or known))
+    first = leading_sentence(leader, level, behind, metric, bool(others) and not level)
     if known:
         alone = [f"{name} reaches {metric.text(entry.found['mean'])}" for name, entry in known.items()]
         return f"{first} {sentence(' and '.join(alone))}"
@@ -74,14 +76,13 @@ def finding(methods: Sequence[Record], values: Values, metric: MetricInfo, local
 
 
 def entries_of(row: Record, values: Values, metric: MetricInfo, local: str | None, several: bool) -> list[Entry]:
-    """The kinds of models of a method; `several`: whether their names must say which method it is."""
+    """The kinds of models of a method; `several`: whether there are other methods."""
     method, found = row["method"], []
     for kind in (kind for kind in KINDS if row[kind] is not None):
         models, mean = f"{kind} model{'s' if kind in MANY else ''}", metric.text(row[kind]["mean"])
-        name, item = f"the {models}", f"the {models} ({mean})"
-        if several:
-            name = f"training alone ({method})" if method == local else f"{name} of {method}"
-            item = f"{method} ({mean})" if kind == JUDGES[0] else f"{method} ({models}, {mean})"
+        name = f"training alone ({method})" if method == local else f"the {models} of {method}"
+        item = f"{method} ({mean})" if kind == JUDGES[0] else f"{method} ({models}, {mean})"
+        item = item if several else f"its {models} ({mean})"
         found.append(Entry(method, kind, name, item, row[kind], values.get((method, kind), {})))
     return found
 
