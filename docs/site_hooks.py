@@ -1,4 +1,4 @@
-"""Hooks of the documentation site (mkdocs.yml): pages that are made from files outside docs/, and the Python reference."""
+"""Hooks of the documentation site (mkdocs.yml): pages made from files outside docs/, and the Python reference."""
 
 import re
 from pathlib import Path

@@ -104,6 +104,9 @@ def test_a_comparison_and_the_same_again(here, tmp_path):
         "Wilcoxon",
     ):
         assert text in result.stdout
+    assert "test accuracy over 2 seeds" in result.stdout  # what was found, in words
+    assert result.stdout.endswith("page: out/report.html\n")
+    assert "test accuracy over 2 seeds" in Path("out/report.html").read_text()  # and the same on the page
     assert "fedavg, seed 5" in result.stderr
     # again, with one run folder gone: only that one is made, to the same bits
     shutil.rmtree(tmp_path / "out/fedavg-5")

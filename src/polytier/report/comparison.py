@@ -26,13 +26,14 @@ from rich.table import Table
 from polytier._text import duration, size
 from polytier.files.write import write_text
 from polytier.models.metrics import LOSS, MetricInfo, describe
+from polytier.report.finding import Values, finding
 from polytier.report.intervals import LEVEL, interval, interval_text, paired_test, spread_note, with_spread
 from polytier.report.tables import line, table
 from polytier.runs.csv_cells import as_cell, csv_lines
 from polytier.runs.read import JUDGES, RunRecord, bytes_until, judge_of, score
 from polytier.runs.read_files import KINDS, Record
 
-FILE = "compare.json"
+FILE, PAGE = "compare.json", "report.html"
 WAITING, RUNNING, DONE, INTERRUPTED = "waiting", "running", "done", "interrupted"
 NOT_APPLICABLE, DIVERGED, FAILED = "not applicable", "diverged", "failed"
 LOCAL = "local"
@@ -114,6 +115,17 @@ def sent_until(out: Path, record: Record, until: float | None, metric: MetricInf
 def by_device(out: Path, record: Record, metric: MetricInfo) -> dict[str, float]:
     """The test value of every device that has one, by its id, of the model that the method is judged by."""
     return RunRecord(out / record["folder"]).by_device(record["judged_by"], metric)
+
+
+def device_values(out: Path, records: Iterable[Record], metric: MetricInfo) -> Values:
+    """The test value of every device of finished runs: by method and kind of model, then by seed and device."""
+    found: dict[tuple[str, str], dict[tuple[int, str], float]] = {}
+    for record in (record for record in records if record["state"] == DONE):
+        run = RunRecord(out / record["folder"])
+        for kind in KINDS:
+            own = {(record["seed"], name): value for name, value in run.by_device(kind, metric).items()}
+            found.setdefault((record["method"], kind), {}).update(own)
+    return found
 
 
 def paired(a: Mapping[str, float], b: Mapping[str, float]) -> list[tuple[float, float]]:
@@ -229,7 +241,7 @@ def states(method: str, records: Sequence[Record]) -> str:
 def print_comparison(
     console: Console, methods: Sequence[dict[str, Any]], records: Sequence[Record], until: float, out: Path
 ) -> None:
-    """Print the table, its explanation, and the reasons for runs that are not done."""
+    """Print the table, its explanation, the reasons for runs that are not done, what was found and where it is."""
     console.print(comparison_table(methods, records, until))
     if any(m["seeds"] for m in methods):
         spreads = spread_note(m[name] for m in methods for name in (*KINDS, "worst_decile", "better_than_local"))
@@ -243,7 +255,12 @@ def print_comparison(
             why.setdefault((r["method"], f"{r['state']}: {r['reason']}"), []).append(str(r["seed"]))
     for (method, reason), seeds in why.items():
         line(console, f"{method}, seed {', '.join(seeds)}: {reason}")
+    metric = metric_in(methods[0])
+    if found := finding(methods, device_values(out, records, metric), metric, LOCAL):
+        line(console, f"\n{found}\n")
     line(console, f"folder: {out}")
+    if (out / PAGE).is_file():
+        line(console, f"page: {out / PAGE}")
 
 
 def progress_table(out: Path, runs: Sequence[Mapping[str, Any]]) -> Table:

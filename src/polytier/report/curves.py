@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -136,29 +137,45 @@ def by_round(study: Study) -> Iterator[Lines | Panels]:
 
     if not kinds:
         return
-    several = len({judge for judge in judges.values() if judge}) > 1
-    of = " (the personal model, or the global one of a method that has no other)" if several else ""
     title = f"{split.capitalize()} {metric.name} by round"
-    main = chart(study, title, metric, split, lambda variant: judged(variant, metric))
-    yield Lines(title, main.x, main.y, main.series, f"Mean over all devices{of}. {main.note}")
-    if len(kinds) > 1:
-        yield side_by_side(study, "Models side by side", kinds, metric, split)
+    if study.single:
+        yield by_kind(study, title, kinds, metric, split)
+    else:
+        several = len({judge for judge in judges.values() if judge}) > 1
+        of = " (the personal model, or the global one of a method that has no other)" if several else ""
+        main = chart(study, title, metric, split, lambda variant: judged(variant, metric))
+        yield replace(main, note=f"Mean over all devices{of}. {main.note}")
+        if len(kinds) > 1:
+            yield by_kind(study, "Models side by side", kinds, metric, split)
     others = [other for other in study.metrics if other.name not in (metric.name, LOSS.name)]
     if others:
         charts = [chart(study, o.name, o, split, lambda variant, o=o: judged(variant, o)) for o in others]
         yield Panels("Other metrics", [each for each in charts if each.series], note(study))
     if metric.name != LOSS.name:
-        yield side_by_side(study, f"{split.capitalize()} loss", kinds, LOSS, split)
+        yield by_kind(study, f"{split.capitalize()} loss", kinds, LOSS, split)
     if split != "train":
-        yield side_by_side(study, "Training loss", kinds, LOSS, "train")
+        yield by_kind(study, "Training loss", kinds, LOSS, "train")
     models = {name for v in study.variants for run in v.runs for name in (run.config.get("models") or {})}
     for name in sorted(models):
-        yield side_by_side(study, f"Model {name}", kinds_of(study, name), metric, split, name)
+        yield by_kind(
+            study, f"{split.capitalize()} {metric.name} of model {name}", kinds_of(study, name), metric, split, name
+        )
 
 
-def side_by_side(
+def by_kind(
     study: Study, title: str, kinds: Sequence[str], metric: MetricInfo, split: str, model: str = ""
-) -> Panels:
-    """One chart per kind of model."""
+) -> Lines | Panels:
+    """All kinds of models: of one method on one axis, of several methods in one chart per kind."""
     charts = [chart(study, kind, metric, split, lambda _, k=kind: picker(k, split, metric, model)) for kind in kinds]
-    return Panels(title, [each for each in charts if each.series], note(study))
+    charts = [each for each in charts if each.series]
+    if not study.single or not charts:
+        return Panels(title, charts, note(study))
+    lines = [
+        replace(
+            series, name=series.name.replace(series.like or series.name, each.title, 1), like=series.like and each.title
+        )
+        for each in charts
+        for series in each.series
+    ]
+    which = f"The {charts[0].title} model" if len(charts) == 1 else "Each kind of model"
+    return replace(charts[0], title=title, series=lines, note=f"{which}, mean over all devices. {note(study)}")

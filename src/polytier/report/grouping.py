@@ -58,6 +58,11 @@ class Study:
         """The variants whose runs are finished."""
         return [variant for variant in self.variants if variant.finished]
 
+    @property
+    def single(self) -> bool:
+        """Whether all runs are of one method with one setting; charts then compare its kinds of models."""
+        return len({variant.like or variant.name for variant in self.variants}) == 1
+
     @cached_property
     def metrics(self) -> tuple[MetricInfo, ...]:
         """The metrics that all runs have, the leading one first."""

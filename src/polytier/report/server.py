@@ -60,7 +60,7 @@ class Watched:
     def _make(self, version: str) -> str:
         """Render the page; while no run can be read, it shows the reason."""
         try:
-            title, subtitle, blocks = page_of([self.folder])
+            title, subtitle, blocks = page_of([self.folder], live=True)
         except (OSError, ValueError) as error:  # nothing there yet, or a file is just being written
             title, subtitle, blocks = str(self.folder), "waiting for a run", [Text(str(error))]
         return render(title, blocks, subtitle, version)
