@@ -28,7 +28,7 @@ from polytier.runs.read_files import (
 )
 from polytier.runs.spec import identity
 
-JUDGES = ("personal", "global", "team")  # a method is judged by the first of these kinds that it has
+JUDGES = ("personal", "team", "global")  # a method is judged by the first of these kinds that it has
 
 
 @dataclass(frozen=True, eq=False)
