@@ -33,6 +33,12 @@ def set_up_logging(quiet: bool, verbose: bool) -> None:
     log.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
 
 
+def loading_torch(quiet: bool) -> None:
+    """Tell a user at a terminal that the command has started, before torch is imported, which takes seconds."""
+    if not quiet and sys.stderr is not None and sys.stderr.isatty() and "torch" not in sys.modules:
+        say("polytier: loading torch ...")
+
+
 @contextmanager
 def silence() -> Iterator[None]:
     """Log nothing inside this context; the runs log the same messages themselves."""

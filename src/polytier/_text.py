@@ -21,6 +21,16 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.1f} TB"
 
 
+def counted(number: int, what: str) -> str:
+    """A number and what it counts, as text.
+
+    Example:
+        >>> counted(1, "group"), counted(1200, "device")
+        ('1 group', '1,200 devices')
+    """
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
     """A duration with its unit, as text."""
     if seconds < 1:

@@ -1067,7 +1067,7 @@ def test_clusters_reach_the_federation():
     ("given", "reason"),
     [
         ({"data": "minst"}, "no data set or .npz file 'minst'; did you mean 'mnist'"),
-        ({"data": "table.csv"}, "available: digits, synthetic"),
+        ({"data": "table.csv"}, "available: digits, digits-sites, synthetic"),
         ({"devices": 0}, "devices at 1; got seed 0 and 0 devices"),
         ({"seed": -1}, "seeds start at 0"),
         ({"devices": 3, "teams": 4}, "4 teams of 3 devices"),
@@ -1184,3 +1184,17 @@ def test_what_is_no_assignment_brings_advice(given, advice):
 def test_counts_per_class_do_not_go_with_a_function():
     with pytest.raises(ValueError, match="labels or per-class, not with a function"):
         build_federation(devices=3, per_class=(10, 5), partition=in_turn)
+
+
+def test_digits_at_sites_are_the_digits_turned_by_the_site():
+    plain, turned = SOURCES["digits"](None), SOURCES["digits-sites"](None, 20, seed=3)
+    assert len(turned.x) == len(plain.x)
+    assert turned.device is not None
+    assert turned.team is not None
+    rows = np.concatenate([np.rot90(turned.x[turned.team == site], -site, axes=(2, 3)) for site in range(4)])
+    labels = np.concatenate([turned.y[turned.team == site] for site in range(4)])
+    found = np.concatenate([rows.reshape(len(rows), -1), labels[:, None]], 1)
+    wanted = np.concatenate([plain.x.reshape(len(rows), -1), plain.y[:, None]], 1)
+    assert np.array_equal(found[np.lexsort(found.T)], wanted[np.lexsort(wanted.T)])  # every image once
+    assert np.bincount(turned.device).min() >= 20
+    assert [len(np.unique(turned.team[turned.device == device])) for device in range(20)] == [1] * 20

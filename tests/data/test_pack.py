@@ -211,7 +211,7 @@ def results(folder: Path) -> dict[str, Any]:
 
 def test_pack_says_what_it_did(source):
     said = call("data", "pack", "here", "--data", source / "mine.npz").stderr
-    assert "4 devices with 400 samples are in here" in said
+    assert "4 devices with 400 samples in here" in said
     federation = Federation.open("here")
     assert federation.ids.tolist() == ["anna", "bert", "chen", "dora"]
     assert federation.x.dtype == torch.uint8

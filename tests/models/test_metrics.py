@@ -228,9 +228,9 @@ def test_every_metric_is_accepted_and_can_be_sent_to_a_worker():
 
 def test_values_as_people_read_them():
     assert ACCURACY.text(0.91527) == "91.53 %"
-    assert ACCURACY.text(0.9, half=0.0123) == "90.00 ± 1.23 %"
+    assert ACCURACY.with_unit(f"{ACCURACY.number(0.9)} ± {ACCURACY.number(0.0123)}") == "90.00 ± 1.23 %"
     assert METRICS["auc"].text(0.912345) == "0.9123"
-    assert METRICS["perplexity"].text(12345.678, half=1.0) == "1.235e+04 ± 1"
+    assert METRICS["perplexity"].text(12345.678) == "1.235e+04"
     assert MetricInfo("mae", better="lower", unit="kWh").text(1.23456) == "1.235 kWh"
     assert ACCURACY.text(None) == "-"
     assert (ACCURACY.short(0.9), LOSS.short(0.25)) == ("90 %", "0.25")

@@ -20,6 +20,7 @@ SMALL = {  # name: inputs and arguments that make the model tiny
     "vgg": ((3, 4, 5), {"cfg": "2-M-3-M"}),
     "resnet9": ((3, 9, 8), {"width": 2}),
     "quadratic": ((4, 4), {}),
+    "linear": ((5,), {}),
 }
 IMAGE_MODELS = ("cnn-mnist", "cnn-fmnist", "cnn-celeba", "vgg", "resnet9")
 
@@ -142,6 +143,8 @@ def test_arguments_in_the_name():
     assert linears(make_model("vgg:4-M-8-M", (3, 8, 8), 10, seed=0)) == [32]
     assert linears(make_model("resnet9:4", (3, 8, 8), 10, seed=0)) == [32]
     assert size(make_model("quadratic", (5, 5), None, seed=0)) == 5
+    numbers = {text: make_model(text, (5,), None, seed=0, targets=(2,)) for text in ("linear", "dnn:7")}
+    assert [tuple(model(torch.zeros(3, 5)).shape) for model in numbers.values()] == [(3, 2), (3, 2)]
 
 
 @pytest.fixture
@@ -217,7 +220,8 @@ def test_smallest_images(name):
     [
         ("mclrr", (5,), 3, "mclr"),
         ("no-such-model:3", (5,), 3, "mclr"),
-        ("mclr", (5,), None, "needs classes"),
+        ("mclr", (5,), None, "numbers; use linear"),
+        ("linear", (5,), 3, "classes; use mclr"),
         ("dnn:5x0", (5,), 3, "1 or more"),
         ("vgg:16-P", (3, 8, 8), 3, "M for a pool"),
         ("resnet9:1", (3, 8, 8), 3, "2 or more"),

@@ -109,7 +109,7 @@ def test_the_leading_metric_decides_the_order(tmp_path, metrics, best):
     assert {r["method"]: r["bytes_until"] for r in records} == {best: 30, {"local": "fedavg"}.get(best, "local"): None}
     fedavg = next(record for record in records if record["method"] == "fedavg")
     assert fedavg["better_than_local"] == (1.0 if best == "fedavg" else 0.0)
-    table = page_contents.summary_table(studies([tmp_path])[0])
+    ((_, table, _),) = page_contents.summary_tables([tmp_path])
     assert table.rows[0][0].value == best  # type: ignore[union-attr]
     assert table.note.startswith(f"Test {metrics[0].name} of the last round")
     console = Console(record=True, width=200)
@@ -152,8 +152,8 @@ def test_runs_with_different_leading_metrics_share_one(tmp_path):
     (study,) = studies([tmp_path])
     assert [len(variant.runs) for variant in study.variants] == [2]  # how a run is judged is no setting of it
     assert study.metric == MetricInfo("accuracy", unit="%")
-    table = page_contents.summary_table(study)
-    assert table.rows[0][table.columns.index("personal")].text.startswith("60.00 ± ")  # type: ignore[union-attr]
+    table = page_contents.summary_table(study, page_contents.results(study))
+    assert table.rows[0][table.columns.index("personal")].text == "60.00 (50.00 to 70.00) %"  # type: ignore[union-attr]
 
 
 def test_equal_values_still_make_bars():

@@ -152,6 +152,18 @@ class WritesWhenAsked(FedAvg):
         return state.add_(1)
 
 
+@dataclass(frozen=True)
+class DrawsFromTorch(FedAvg):
+    def device(self, w: Any, local: Any) -> Any:
+        return w + 0.01 * torch.randn_like(w)
+
+
+@dataclass(frozen=True)
+class DrawsFromNumpy(FedAvg):
+    def server(self, x: Any, devices: Any) -> Any:
+        return devices.solve(x).mean() * float(np.random.rand())  # noqa: NPY002
+
+
 BAD = [
     (MixesDevices(), "device mixes rows.*no mean or sum over the first axis"),
     (MixesTeams(device_steps=1), "team mixes rows"),
@@ -165,6 +177,8 @@ BAD = [
     (WritesElsewhere(device_steps=1), "took no part; write with keep"),
     (LosesState(), "return all of it"),
     (WritesWhenAsked(device_steps=1), "publish changes its argument"),
+    (DrawsFromTorch(), r"DrawsFromTorch\.device draws random numbers from torch.*node\.uniform"),
+    (DrawsFromNumpy(device_steps=1), r"DrawsFromNumpy\.server draws random numbers.*node\.shared"),
 ]
 
 

@@ -20,6 +20,7 @@ import pytest
 
 from commands import call, obey, rows_of
 from polytier.algorithms import ALGORITHMS
+from polytier.models.metrics import ACCURACY
 from polytier.report import comparison, intervals
 from polytier.runs.read_files import read_summary
 from polytier.runs.spec import check_spec
@@ -94,8 +95,18 @@ def test_a_comparison_and_the_same_again(here, tmp_path):
     assert [records["fedavg", s]["better_than_local"] for s in (4, 5)] == share
     assert methods["fedavg"]["better_than_local"]["mean"] == pytest.approx(sum(share) / 2)
     assert methods["local"]["better_than_local"] is None
-    for text in (" ± ", "better than Local", "bytes until 20 %", "fedavg", "Wilcoxon"):
+    for text in (
+        " to ",
+        "the lowest and the highest seed",
+        "better than Local",
+        "bytes until 20 %",
+        "fedavg",
+        "Wilcoxon",
+    ):
         assert text in result.stdout
+    assert "test accuracy over 2 seeds" in result.stdout  # what was found, in words
+    assert result.stdout.endswith("page: out/report.html\n")
+    assert "test accuracy over 2 seeds" in Path("out/report.html").read_text()  # and the same on the page
     assert "fedavg, seed 5" in result.stderr
     # again, with one run folder gone: only that one is made, to the same bits
     shutil.rmtree(tmp_path / "out/fedavg-5")
@@ -307,10 +318,26 @@ def test_several_models_are_not_compared_with_one_by_accident(here):
 
 def test_the_interval_by_hand():
     """Mean 2, deviation 1, n = 3: t(0.975, 2) = 4.302653, half = 4.302653 / sqrt(3)."""
+    half = pytest.approx(2.484138, abs=1e-6)
     found = intervals.interval([1.0, None, 2.0, 3.0])
-    assert found == {"mean": 2.0, "half": pytest.approx(2.484138, abs=1e-6), "seeds": 3}
-    assert intervals.interval([0.5]) == {"mean": 0.5, "half": None, "seeds": 1}
+    assert found is not None
+    assert found == {"mean": 2.0, "half": half, "seeds": 3, "low": 2 - found["half"], "high": 2 + found["half"]}
+    assert intervals.interval([0.5]) == {"mean": 0.5, "half": None, "seeds": 1, "low": 0.5, "high": 0.5}
     assert intervals.interval([None]) is None
+
+
+def test_two_seeds_show_their_range_and_no_bound_leaves_the_limits_of_the_metric():
+    two = intervals.interval([0.5, 0.75], ACCURACY.limits)
+    assert intervals.interval_text(two, ACCURACY) == "62.50 (50.00 to 75.00) %"
+    high = intervals.interval([0.9, 0.95, 1.0], ACCURACY.limits)
+    assert high is not None
+    assert high["high"] == 1
+    assert intervals.interval_text(high, ACCURACY) == "95.00 (82.58 to 100.00) %"
+    three = intervals.interval([0.5, 0.6, 0.7], ACCURACY.limits)
+    assert intervals.interval_text(three, ACCURACY) == "60.00 ± 24.84 %"
+    assert intervals.interval_text(intervals.interval([0.5, 0.5]), ACCURACY) == "50.00 %"
+    note = intervals.spread_note([two, high, three, None])
+    assert note == "; ".join(intervals.NOTES.values())
 
 
 def test_the_paired_test():
@@ -356,7 +383,7 @@ def test_ties_traffic_and_local_from_hand_made_runs(tmp_path):
     assert methods[0]["p_value"] is None
     # low is lower at all 12 devices and seeds; each difference is there twice: the normal approximation of the test
     assert methods[2]["p_value"] < 0.01
-    assert methods[0]["worst_decile"] == {"mean": 0.5, "half": 0.0, "seeds": 2}
+    assert methods[0]["worst_decile"] == {"mean": 0.5, "half": None, "seeds": 2, "low": 0.5, "high": 0.5}
     assert methods[0]["gradients"]["mean"] == 6
     assert methods[2]["bytes_until"] is None
     assert comparison.until_text(methods[2]) == "never"

@@ -35,16 +35,21 @@ def row(paper: float | None, deviation: float | None = None, differs: str = "") 
     return Row(("a",), (PlannedRun("a", SMALL),), accuracy("personal"), paper, deviation, differs)
 
 
+def about(mean: float, half: float = 0.0) -> dict[str, float]:
+    """A figure as `intervals.interval` gives it."""
+    return {"mean": mean, "low": mean - half, "high": mean + half}
+
+
 @pytest.mark.parametrize(
     ("ours", "paper", "deviation", "differs", "expected"),
     [
-        ({"mean": 90.0, "half": 0.5}, 91.9, 0.1, "", "agrees"),
-        ({"mean": 90.0, "half": 0.5}, 92.1, 0.1, "", "lower"),
-        ({"mean": 94.2, "half": None}, 92.1, None, "", "higher"),
-        ({"mean": 90.0, "half": 3.0}, 94.9, 2.0, "", "agrees"),  # 5 is the root of 3^2 + (2 * 2)^2
-        ({"mean": 90.0, "half": 3.0}, 95.1, 2.0, "", "lower"),
-        ({"mean": 90.0, "half": None}, None, None, "", "not comparable"),
-        ({"mean": 90.0, "half": None}, 90.0, None, "another net", "not comparable"),
+        (about(90.0, 0.5), 91.9, 0.1, "", "agrees"),
+        (about(90.0, 0.5), 92.1, 0.1, "", "lower"),
+        (about(94.2), 92.1, None, "", "higher"),
+        (about(90.0, 3.0), 94.9, 2.0, "", "agrees"),  # 5 is the root of 3^2 + (2 * 2)^2
+        (about(90.0, 3.0), 95.1, 2.0, "", "lower"),
+        (about(90.0), None, None, "", "not comparable"),
+        (about(90.0), 90.0, None, "another net", "not comparable"),
         (None, 90.0, None, "", "not run"),
     ],
 )
@@ -57,9 +62,9 @@ def test_both_protocols_are_means_over_the_seeds_that_are_there(tmp_path):
     found = reproduction.judge_row(row(92.5), 2.0, folders)
     assert found["best"]["ours"]["mean"] == pytest.approx(92)
     assert found["best"]["difference"] == pytest.approx(-0.5)
-    assert found["best"]["ours"]["half"] == pytest.approx(12.706 * 2, rel=1e-3)  # t of one degree of freedom
+    assert (found["best"]["ours"]["low"], found["best"]["ours"]["high"]) == pytest.approx((90, 94))  # the two seeds
     assert found["chosen"]["ours"]["mean"] == pytest.approx(82)
-    assert found["chosen"]["verdict"] == "agrees"  # by the width of its interval
+    assert found["chosen"]["verdict"] == "lower"  # 10.5 below: more than the margin and half the range of the seeds
     assert reproduction.judge_row(row(92.5), 2.0, {})["best"]["verdict"] == "not run"
 
 

@@ -213,7 +213,7 @@ def test_bad_files_are_said_to_be_so(tmp_path):
         np.save(file, np.ones(3))
     with pytest.raises(ValueError, match="one array without a name"):
         load(path)
-    with pytest.raises(ValueError, match="No such file"):
+    with pytest.raises(ValueError, match="there is no file"):
         load(tmp_path / "none.npz")
 
 

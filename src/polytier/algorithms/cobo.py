@@ -151,6 +151,14 @@ class CoBo(Algorithm):
     def collaboration(self, state: Weights) -> Collaboration | None:  # type: ignore[override]
         return as_collaboration(state)
 
+    def advice_on_groups(self, groups: int, clients: int) -> str:
+        if groups == 1 < clients:  # weights start at 1 and have not fallen
+            more = "" if self.sampling == "all" else " or sampling=all, which compares all pairs in every round,"
+            return f"the weights moved too little: try weight_lr ten times as large{more} or more rounds"
+        if groups == clients > 1:  # all weights have fallen, by the noise of mini-batches
+            return "the weights moved too far: try weight_lr a tenth as large, a larger batch_size or fewer rounds"
+        return ""
+
 
 def models(present: Tensor, clients: Children) -> Tensor:
     """[m, d] the models of the clients `present` [m], as the server knows them."""

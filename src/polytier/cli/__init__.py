@@ -13,7 +13,7 @@ def main() -> None:
             faulthandler.enable()  # a crash, such as a read of a mapped file that was cut, names where it happened
         from polytier.cli.main import app
 
-        app()
+        app(prog_name="polytier")  # also for `python -m polytier`: help texts and completion use it
     except KeyboardInterrupt:  # while modules are imported; commands handle it themselves
         print("polytier: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)

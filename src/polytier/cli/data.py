@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 
 from polytier._errors import unknown
-from polytier._terminal import say
+from polytier._terminal import loading_torch, say
+from polytier._text import counted
 from polytier.cli.options import a_path, takes_settings
 from polytier.runs.spec import of_scope, read_spec
 
@@ -50,13 +51,14 @@ def pack(
     given: dict[str, Any],
 ) -> None:
     """Write the devices' data to a folder that runs memory-map instead of reading: for large populations."""
+    loading_torch(quiet=False)
     from polytier.data.pack import check_new
     from polytier.runs.make_data import make_federation
 
     check_new(folder)
     federation, _ = make_federation(read_spec(None, given))
     federation.save(folder)
-    say(f"{len(federation):,} devices with {len(federation.x):,} samples are in {folder}")
+    say(f"{counted(len(federation), 'device')} with {counted(len(federation.x), 'sample')} in {folder}")
 
 
 def verify(
@@ -65,4 +67,4 @@ def verify(
     """Compare all files of a packed folder with their digests. Runs check only some blocks of them."""
     from polytier.data.pack import verify as verify_pack
 
-    say(f"{folder} is whole: {verify_pack(folder):,} blocks match their digests")
+    say(f"{folder} is whole: the digests of {counted(verify_pack(folder), 'block')} match")

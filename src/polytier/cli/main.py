@@ -32,7 +32,12 @@ class Group(TyperGroup):
             raise typer.Exit(code) from None
 
 
-app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=Group,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},  # subcommands inherit it
+)
 
 
 def show_version(asked: bool) -> None:

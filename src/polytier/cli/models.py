@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polytier._terminal import say
+from polytier._terminal import loading_torch, say
+from polytier._text import counted
 from polytier.cli.options import Trust, a_path, check_code
 from polytier.cli.run import Folder
 from polytier.runs.read_files import read_config
@@ -31,6 +32,7 @@ def load_model(
         raise ValueError("select a model with one of --device ID, --team ID and --global")
     # an error here comes before torch is imported; the engine is not used
     check_code({**read_config(folder), "engine": None}, folder / "config.toml", trust)
+    loading_torch(quiet=False)
     from polytier.runs.run import Run
 
     run = Run.load(folder, trust=True)
@@ -72,7 +74,7 @@ def predict(
     from polytier.runs import export as files
 
     number = files.predict(run, row, data, out)
-    say(f"{number} predictions of the model of {owner} are in {out}")
+    say(f"{counted(number, 'prediction')} of the model of {owner} in {out}")
 
 
 def export(
@@ -80,7 +82,11 @@ def export(
     out: Annotated[
         Path,
         typer.Option(
-            "-o", "--out", metavar="FILE", parser=a_path, help="model.safetensors: parameters; model.pt2: a program."
+            "-o",
+            "--out",
+            metavar="FILE",
+            parser=a_path,
+            help="model.safetensors: parameters; model.pt2: a program for torch; model.onnx: for ONNX runtimes.",
         ),
     ],
     device: Device = None,

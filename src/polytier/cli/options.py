@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from polytier._text import finite, whole
 from polytier.files.read import check_path
-from polytier.runs.spec import MOST, SCOPES, RunSpec, Setting, is_file, read_spec, settings
+from polytier.runs.spec import MOST, SCOPES, RunSpec, Setting, method_and_file, read_spec, settings
 from polytier.runs.trust import check_trusted, with_flag
 
 Trust = Annotated[
@@ -134,11 +134,15 @@ def takes_settings(
 # -- code that a file names ---------------------------------------------------------------------------
 
 
-def trusted_spec(what: str | None, given: Mapping[str, Any], fields: Sequence[str], trust: bool) -> RunSpec:
+def trusted_spec(
+    what: str | None, given: Mapping[str, Any], fields: Sequence[str], trust: bool, file: str | None = None
+) -> RunSpec:
     """`read_spec`; with --trust, or unless FILE.toml names code of the current folder."""
-    spec = read_spec(what, given, fields)
-    if what is not None and is_file(what):
-        check_code(spec.model_dump(), Path(what), trust, [given.get("model", ""), given.get("engine", "")])
+    spec = read_spec(what, given, fields, file)
+    method, file = method_and_file(what, file)
+    if file is not None:
+        typed = [method or "", given.get("model", ""), given.get("engine", "")]
+        check_code(spec.model_dump(), Path(file), trust, typed)
     return spec
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from polytier._terminal import say, wide_console
+from polytier._text import counted
 from polytier.cli.options import a_path, real_number, whole_number
 from polytier.report import markdown_latex as texts
 from polytier.report.blocks import Heading, Section, Table
@@ -47,7 +48,7 @@ def show(
     if until is not None:
         print_until(wide_console(), run, until)
     if not run.finished:
-        say(f"not finished: {run.wanted} rounds were requested; continue with: polytier resume {folder}")
+        say(f"not finished: {counted(run.wanted, 'round')} requested; continue with: polytier resume {folder}")
 
 
 def report(
@@ -96,7 +97,7 @@ def report(
         for number, chart in enumerate(charts, 1):
             with atomic(figures / f"{number:02}-{slug(chart.title.lower())}.{form}") as partial:
                 save(chart, partial, form, names)
-        say(f"{len(charts)} figures are in {figures}")
+        say(f"{counted(len(charts), 'figure')} in {figures}")
     page = render(title, blocks, subtitle)
     write_text(out, page)
     say(f"the page is {out} ({len(page.encode()) / 1e6:.1f} MB)")
@@ -151,7 +152,8 @@ def watch(
         raise ValueError(f"{folder} is a file; give a run folder, or a folder that contains some")
 
     def ready(address: str) -> None:
-        say(f"{folder} is shown at {address}; Ctrl-C stops the server")
+        missing = "" if folder.exists() else " as soon as a run makes it"
+        say(f"{folder} is shown at {address}{missing}; Ctrl-C stops the server")
         if browser:
             import webbrowser
 

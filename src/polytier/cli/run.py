@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polytier._terminal import Interrupt, log, say, set_up_logging, wide_console
-from polytier._text import duration, size
+from polytier._terminal import Interrupt, loading_torch, log, say, set_up_logging, wide_console
+from polytier._text import counted, duration, size
 from polytier.cli.options import Trust, a_path, check_code, takes_settings, trusted_spec
 from polytier.files.read import check_path
 from polytier.report.tables import print_summary
@@ -25,8 +25,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the path of the
 Json = Annotated[bool, typer.Option("--json", help="Print summary.json and nothing else.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print log messages.")]
 What = Annotated[
-    str | None, typer.Argument(metavar="ALGORITHM | FILE.toml", help="A method (default permfl) or a file.")
+    str | None, typer.Argument(metavar="METHOD", help="A method (default permfl), or FILE.toml.", show_default=False)
 ]
+File = Annotated[str | None, typer.Argument(metavar="FILE.toml", help="Settings; METHOD and flags override them.")]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", parser=a_path, help="A run folder.")]
 MayChange = ("rounds", *(name for name in of_scope("compute") if name != "out"))
 
@@ -35,6 +36,7 @@ MayChange = ("rounds", *(name for name in of_scope("compute") if name != "out"))
 def run(
     *,
     what: What = None,
+    file: File = None,
     given: dict[str, Any],
     fields: list[str],
     trust: Trust = False,
@@ -44,7 +46,8 @@ def run(
 ) -> None:
     """Train a method. Without arguments: PerMFL on digits. The config.toml of a run folder repeats that run."""
     set_up_logging(quiet, verbose)
-    spec = trusted_spec(what, given, fields, trust)
+    spec = trusted_spec(what, given, fields, trust, file)
+    loading_torch(quiet or as_json)
     from polytier.runs.folder import check_free
     from polytier.runs.loop import Loop
     from polytier.theory.stability import warnings
@@ -74,10 +77,12 @@ def resume(
     config = read_config(folder)
     done = finished_rounds(folder, given.get("rounds") or config.get("rounds", 0))
     if done is not None:
-        say(f"{folder} is finished: {done} rounds; to continue: polytier resume {folder} --rounds {done + 100}")
+        more = f"polytier resume {folder} --rounds {done + 100}"
+        say(f"{folder} is finished: {counted(done, 'round')}; to continue: {more}")
         print_result(folder, quiet, as_json)
         return
     check_code({**config, **given}, folder / "config.toml", trust, [given.get("engine", "")])
+    loading_torch(quiet or as_json)
     from polytier.runs.folder import reopen
     from polytier.runs.resume import resumed_loop, spec_of_folder
 
@@ -109,8 +114,8 @@ def announce(loop: Loop) -> None:
     from polytier.runs.estimate import memory_bytes, seconds_a_round
 
     topology, name = loop.context.topology, type(loop.algorithm).__name__
-    teams = "".join(f" in {topology.size(t)} teams" for t in range(topology.leaf - 1, 0, -1))
-    who = f"{name}: {topology.size(topology.leaf)} devices{teams}"
+    teams = "".join(f" in {counted(topology.size(t), 'team')}" for t in range(topology.leaf - 1, 0, -1))
+    who = f"{name}: {counted(topology.size(topology.leaf), 'device')}{teams}"
     memory = f"about {size(memory_bytes(loop))} of data and models"
     sizes = Counter(f"{part.objective.dimension:,}" for part in loop.context.parts)
     models = " and ".join(f"{count} x {each}" if count > 1 else each for each, count in sizes.items())

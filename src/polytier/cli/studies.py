@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from polytier._terminal import say, set_up_logging, wide_console
+from polytier._terminal import loading_torch, say, set_up_logging, wide_console
 from polytier.cli.options import Trust, a_path, check_code, real_number, takes_settings, trusted_spec, whole_number
-from polytier.cli.run import Verbose, What
+from polytier.cli.run import File, Verbose, What
 from polytier.report.tables import gain_table
 from polytier.runs.spec import RunSpec
 
@@ -71,6 +71,7 @@ def gain(
     """Measure the gain of training several models together: M T1 / TM, with a 95 % interval over seeds."""
     set_up_logging(quiet=as_json, verbose=False)
     spec = trusted_spec(what, given, fields, trust)
+    loading_torch(as_json)
     from polytier.runs.loop import Loop
     from polytier.studies.gain import measure_gain
 
@@ -92,7 +93,7 @@ def gain(
 def compare(
     *,
     methods: Annotated[str, typer.Argument(metavar="METHOD,METHOD,...", help="The methods to compare.")],
-    what: Annotated[str | None, typer.Argument(metavar="[FILE.toml]", help="Settings shared by all methods.")] = None,
+    what: Annotated[str | None, typer.Argument(metavar="FILE.toml", help="Settings shared by all methods.")] = None,
     given: dict[str, Any],
     seeds: Seeds = 3,
     out: Annotated[Path | None, output_folder("compare-DATA-N")] = None,
@@ -100,7 +101,7 @@ def compare(
         float,
         typer.Option(
             "--until",
-            metavar="ACCURACY",
+            metavar="LEVEL",
             parser=real_number(0, 1),
             help="Count the bytes sent until the leading metric reaches this level.",
         ),
@@ -133,6 +134,7 @@ def compare(
 ) -> None:
     """Run several methods on the same data, and compare them over seeds."""
     set_up_logging(quiet or as_json, verbose)
+    loading_torch(quiet or as_json)
     from polytier.studies.compare import compare_methods, protocol
 
     shared, names = protocol(what, given), methods.split(",")
@@ -156,6 +158,7 @@ def compare(
 def tune(
     *,
     what: What = None,
+    file: File = None,
     over: Annotated[
         list[str] | None,
         typer.Option(
@@ -184,7 +187,8 @@ def tune(
     the current setting. Trials that are clearly worse than others are stopped early.
     """
     set_up_logging(quiet or as_json, verbose)
-    spec = trusted_spec(what, given, fields, trust)
+    spec = trusted_spec(what, given, fields, trust, file)
+    loading_torch(quiet or as_json)
     from polytier.studies.tune import tune_method
 
     tune_method(spec, over or (), trials=trials, seeds=seeds, out=out, quiet=quiet, as_json=as_json)
@@ -216,6 +220,7 @@ def reproduce(
 ) -> None:
     """Reproduce a paper's tables and figures: our values beside the paper's, a verdict per row, plots, a page."""
     set_up_logging(quiet, verbose=False)
+    loading_torch(quiet)
     from polytier.studies.reproduce import reproduce_paper
 
     reproduce_paper(what, scale, data_dir=given.get("data_dir"), out=out, jobs=jobs, dry_run=dry_run, quiet=quiet)
@@ -225,6 +230,7 @@ def reproduce(
 def check(
     *,
     what: What = None,
+    file: File = None,
     known: Annotated[
         list[str] | None,
         typer.Option(
@@ -247,7 +253,8 @@ def check(
     PerMFL or pFedMT will or may diverge.
     """
     set_up_logging(as_json or quiet, verbose)
-    spec = trusted_spec(what, given, fields, trust)
+    spec = trusted_spec(what, given, fields, trust, file)
+    loading_torch(quiet or as_json)
     from polytier.files.write import json_ready
     from polytier.report.check_table import print_check
     from polytier.runs.loop import Loop
@@ -294,6 +301,7 @@ def bench(
 ) -> None:
     """Measure device steps per second of the engine, of a hand-written loop and of the bare kernels."""
     set_up_logging(quiet=True, verbose=False)
+    loading_torch(quiet=False)
     from polytier.studies.bench import bench_works
 
     bench_works(works or (), file, repeat, workers)

@@ -33,6 +33,8 @@ def build_federation(
     split: tuple[float, float, float] = (3, 0, 1),
     standardize: bool = False,
     seed: int = 0,
+    device_column: str | None = None,
+    team_column: str | None = None,
 ) -> Federation:
     """Give the samples of a data set to devices in teams. The result depends on nothing but the arguments.
 
@@ -54,6 +56,8 @@ def build_federation(
             samples, how much of the training samples is held out for validation.
         standardize: scale the inputs to mean 0 and standard deviation 1.
         seed: of all random numbers.
+        device_column: the array of an .npz file that names devices; by default "device".
+        team_column: the array of an .npz file that names teams; by default "team", if there is one.
 
     Returns:
         The devices' data.
@@ -77,13 +81,21 @@ def build_federation(
     """
     if seed < 0 or (devices is not None and devices < 1):
         raise ValueError(f"seeds start at 0 and devices at 1; got seed {seed} and {devices} devices")
+    for name, value in {"device_column": device_column, "team_column": team_column}.items():
+        if value is not None and not is_npz(data):
+            raise ValueError(
+                f"{name} = {value!r} names an array of an .npz file, which these data are not; leave it out"
+            )
     if is_stored(data):
         asked = (devices, partition, per_class) != (None, None, None) or team_formation != "random"
         federation = open_packed(str(data), teams, asked)
         return federation.standardized() if standardize else federation
     if is_npz(data) and (devices, partition, per_class) != (None, None, None):
         raise ValueError(f"{data} names its own devices; leave out devices, partition and per_class")
-    source = load_source(data, data_dir, devices, seed)
+    if is_npz(data):
+        source = load_npz(str(data), device_column, team_column)
+    else:
+        source = load_source(data, data_dir, devices, seed)
     rng = np.random.default_rng([seed, SHARE])
     if source.device is not None and per_class is None and partition in (None, "column"):
         names, team, assignment = keep_devices(source, devices, teams, team_formation, rng, seed)
@@ -123,11 +135,9 @@ def is_npz(data: str | Path | Source) -> bool:
 
 
 def load_source(data: str | Path | Source, data_dir: Path | str | None, devices: int | None, seed: int) -> Source:
-    """Read a data set by name or an .npz file; generated data are made for this number of devices and this seed."""
+    """Read a data set by name; generated data are made for this number of devices and this seed."""
     if isinstance(data, Source):
         return data
-    if is_npz(data):
-        return load_npz(data)
     name, function, own = bind(str(data), SOURCES, "data set or .npz file")
     made = {"seed": seed} if devices is None else {"seed": seed, "num_devices": devices}
     try:

@@ -17,11 +17,13 @@ COLUMNS = {"x": "biuf", "y": "biuf", "device": "iuU", "team": "iuU", "split": "i
 WORDS = {"b": "true/false", "i": "integers", "u": "integers", "f": "floats", "U": "strings"}
 
 
-def load_npz(path: Path | str) -> Source:
+def load_npz(path: Path | str, device_column: str | None = None, team_column: str | None = None) -> Source:
     """Read an .npz file with x, y and device, and optionally team, split and cluster.
 
     Args:
         path: the file. Each array has one row per sample. Images are uint8; floats are used as they are.
+        device_column: the name of the array that names devices; by default "device".
+        team_column: the name of the array that names teams; by default "team", which the file need not have.
 
     Returns:
         The samples, with the devices' names as they are in the file.
@@ -29,9 +31,15 @@ def load_npz(path: Path | str) -> Source:
     Raises:
         ValueError: the file cannot be read, or a column is missing or has a type that is not allowed.
     """
-    advice = "write it by np.savez with x, y, device (optional: team, split, cluster) as numbers or strings"
+    advice = (
+        "write it by np.savez with x, y, device (optional: team, split, cluster) as numbers or strings; "
+        "--device-column and --team-column give other names for device and team"
+    )
+    names = {key: key for key in COLUMNS} | {"device": device_column or "device", "team": team_column or "team"}
+    needed = [names[key] for key in ("x", "y", "device", *(["team"] if team_column else []))]
     with reading(path, "an .npz file", advice):
-        return from_columns(read_arrays(path, ("x", "y", "device"), tuple(COLUMNS)))
+        arrays = read_arrays(path, needed, tuple(names.values()))
+        return from_columns({key: arrays[name] for key, name in names.items() if name in arrays})
 
 
 def read_arrays(path: Path | str, needed: Sequence[str], wanted: Sequence[str]) -> dict[str, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
@@ -39,10 +40,26 @@ def check_path(text: str | Path, what: str) -> None:
         raise ValueError(f"{what} {short(str(text))} cannot be used: {error.strerror}; give another path") from None
 
 
+class NoFile(ValueError):
+    """A file that a user names does not exist. The message names it, and the most similar file of the same folder."""
+
+    def __init__(self, path: str | Path) -> None:
+        path = Path(path)
+        if not path.parent.is_dir():
+            hint = f": the folder {path.parent} does not exist"
+        else:
+            there = [other.name for other in path.parent.iterdir() if other.suffix == path.suffix]
+            near = difflib.get_close_matches(path.name, there, 1)
+            hint = f"; did you mean {path.with_name(near[0])}?" if near else f" in {path.parent.resolve()}"
+        super().__init__(f"there is no file {path}{hint}")
+
+
 def check_file(path: str | Path) -> None:
     """Raise an error unless this is a regular file: to read a pipe or a device may never end."""
     try:
         mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        raise NoFile(path) from None
     except OSError as error:
         raise ValueError(f"{error.strerror or error}") from None
     if not stat.S_ISREG(mode):

@@ -182,6 +182,10 @@ class Algorithm:
         """Who learns from whom, for a method that learns it; ids are the positions of the server's children."""
         return None
 
+    def advice_on_groups(self, groups: int, clients: int) -> str:
+        """What to try if the learned weights divide the clients into too few or too many groups; "" for nothing."""
+        return ""
+
     def predict(self, model: Tensor, local: LocalProblem, inputs: Tensor) -> Tensor:
         """[n, B, ...] the outputs of the models [n, d] on inputs [n, B, ...]."""
         return local.apply(model, inputs)

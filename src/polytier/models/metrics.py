@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -51,8 +52,8 @@ class MetricInfo:
     Example:
         >>> MetricInfo("accuracy", unit="%").text(0.9152)
         '91.52 %'
-        >>> MetricInfo("mae", better="lower").text(12.34567, half=0.5)
-        '12.35 ± 0.5'
+        >>> MetricInfo("mae", better="lower").text(12.34567)
+        '12.35'
     """
 
     name: str
@@ -74,26 +75,39 @@ class MetricInfo:
         return 100.0 if self.unit == "%" else 1.0
 
     @property
+    def limits(self) -> tuple[float, float]:
+        """The lowest and the highest possible value, as far as the unit tells."""
+        return (0.0, 1.0) if self.unit == "%" else (-inf, inf)
+
+    @property
+    def axis_limits(self) -> tuple[float, float]:
+        """The same as it is shown, for charts."""
+        return self.factor * self.limits[0], self.factor * self.limits[1]
+
+    @property
     def axis(self) -> str:
         """The name with its unit, for the axis of a chart."""
         return f"{self.name}, {self.unit}" if self.unit else self.name
 
-    def text(self, value: float | None, half: float | None = None) -> str:
-        """The value as it is shown: percent with two decimals, or a number with four significant digits.
+    def text(self, value: float | None) -> str:
+        """The value as it is shown, with its unit.
 
         Args:
             value: The value as it is in the files; None gives "-".
-            half: Half the width of its interval, written after a plus-minus sign.
         """
-        if value is None:
-            return "-"
-        digits = ".2f" if self.unit == "%" else ".4g"
-        numbers = [f"{self.factor * number:{digits}}" for number in (value, half) if number is not None]
-        return " ± ".join(numbers) + (f" {self.unit}" if self.unit else "")
+        return "-" if value is None else self.with_unit(self.number(value))
+
+    def number(self, value: float) -> str:
+        """The value without its unit: percent with two decimals, or a number with four significant digits."""
+        return f"{self.factor * value:{'.2f' if self.unit == '%' else '.4g'}}"
+
+    def with_unit(self, text: str) -> str:
+        """A text made of numbers, and the unit after it."""
+        return f"{text} {self.unit}" if self.unit else text
 
     def short(self, value: float) -> str:
         """A round value such as a level to reach: 90 %, 0.25."""
-        return f"{self.factor * value:g}" + (f" {self.unit}" if self.unit else "")
+        return self.with_unit(f"{self.factor * value:g}")
 
     def as_dict(self) -> dict[str, str]:
         """Name, direction and unit, as a run's files hold them."""

@@ -1,4 +1,6 @@
-"""Models by name. Every function takes the shape of one sample and the number of classes, and returns a module.
+"""Models by name. Every function takes the shape of one sample and the number of outputs, and returns a module.
+
+Outputs are one score per class, or the numbers of a target that is not a class.
 
 The gradient of a stack of devices is vmap(grad(...)), traced once per shape. A model here therefore has no in-place
 operations, no branches that depend on data and no statistics over a batch. The last layer is always called `head`.
@@ -24,22 +26,27 @@ def chain(**layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(OrderedDict(layers))
 
 
-def mclr(inputs: tuple[int, ...], num_classes: int) -> nn.Module:
+def mclr(inputs: tuple[int, ...], num_outputs: int) -> nn.Module:
     """Multinomial logistic regression: one linear layer."""
-    return chain(flat=nn.Flatten(), head=nn.Linear(prod(inputs), num_classes))
+    return chain(flat=nn.Flatten(), head=nn.Linear(prod(inputs), num_outputs))
 
 
-def dnn(inputs: tuple[int, ...], num_classes: int, *, hidden: tuple[int, ...] = (100,)) -> nn.Module:
+def linear(inputs: tuple[int, ...], num_outputs: int) -> nn.Module:
+    """Linear regression: one linear layer, for targets that are numbers."""
+    return mclr(inputs, num_outputs)
+
+
+def dnn(inputs: tuple[int, ...], num_outputs: int, *, hidden: tuple[int, ...] = (100,)) -> nn.Module:
     """Fully connected layers with ReLU. hidden: the widths of the hidden layers, as in dnn:500x200."""
     if any(width < 1 for width in hidden):
         raise ValueError(f"hidden widths {hidden} must be 1 or more; try dnn:500x200")
     widths, body = (prod(inputs), *hidden), nn.Sequential(nn.Flatten())
     for before, after in pairwise(widths):
         body.extend([nn.Linear(before, after), nn.ReLU()])
-    return chain(body=body, head=nn.Linear(widths[-1], num_classes))
+    return chain(body=body, head=nn.Linear(widths[-1], num_outputs))
 
 
-def cnn_mnist(inputs: tuple[int, ...], num_classes: int) -> nn.Module:
+def cnn_mnist(inputs: tuple[int, ...], num_outputs: int) -> nn.Module:
     """PerMFL's CNN for MNIST and EMNIST: 2x2 convolutions, pools of stride 1: 28, 27, 26, 25, 24."""
     channels = image_channels("cnn-mnist", inputs, smallest=5)
     body = nn.Sequential(
@@ -47,10 +54,10 @@ def cnn_mnist(inputs: tuple[int, ...], num_classes: int) -> nn.Module:
         *(nn.Conv2d(16, 32, 2), nn.ReLU(), nn.MaxPool2d(2, stride=1)),
         nn.Flatten(),  # 32 * 24 * 24 = 18432 on 28x28
     )
-    return with_dense(body, inputs, num_classes)
+    return with_dense(body, inputs, num_outputs)
 
 
-def cnn_fmnist(inputs: tuple[int, ...], num_classes: int) -> nn.Module:
+def cnn_fmnist(inputs: tuple[int, ...], num_outputs: int) -> nn.Module:
     """PerMFL's CNN for FMNIST: 3x3 convolutions with padding, pools that halve the size."""
     channels = image_channels("cnn-fmnist", inputs, smallest=4)
     body = nn.Sequential(
@@ -58,16 +65,16 @@ def cnn_fmnist(inputs: tuple[int, ...], num_classes: int) -> nn.Module:
         *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
         nn.Flatten(),  # 64 * 7 * 7 = 3136 on 28x28
     )
-    return with_dense(body, inputs, num_classes)
+    return with_dense(body, inputs, num_outputs)
 
 
-def with_dense(body: nn.Sequential, inputs: tuple[int, ...], num_classes: int) -> nn.Module:
+def with_dense(body: nn.Sequential, inputs: tuple[int, ...], num_outputs: int) -> nn.Module:
     """The body, a dense layer of 128 and the head."""
     body.extend([nn.Linear(num_features(body, inputs), 128), nn.ReLU()])
-    return chain(body=body, head=nn.Linear(128, num_classes))
+    return chain(body=body, head=nn.Linear(128, num_outputs))
 
 
-def cnn_celeba(inputs: tuple[int, ...], num_classes: int) -> nn.Module:
+def cnn_celeba(inputs: tuple[int, ...], num_outputs: int) -> nn.Module:
     """LEAF's CNN for CelebA: four blocks of 3x3 convolution, norm, pool, ReLU; then one dense layer.
 
     LEAF uses batch norm. Here it is group norm, because a batch is padded and differs from device to device.
@@ -77,10 +84,10 @@ def cnn_celeba(inputs: tuple[int, ...], num_classes: int) -> nn.Module:
     for before in (channels, 32, 32, 32):
         body.extend([nn.Conv2d(before, 32, 3, padding=1), nn.GroupNorm(8, 32), nn.MaxPool2d(2), nn.ReLU()])
     body.append(nn.Flatten())  # 32 * 5 * 5 = 800 on 84x84
-    return chain(body=body, head=nn.Linear(num_features(body, inputs), num_classes))
+    return chain(body=body, head=nn.Linear(num_features(body, inputs), num_outputs))
 
 
-def vgg(inputs: tuple[int, ...], num_classes: int, *, cfg: str = "16-M-32-M-64-M-128-M-128-M") -> nn.Module:
+def vgg(inputs: tuple[int, ...], num_outputs: int, *, cfg: str = "16-M-32-M-64-M-128-M-128-M") -> nn.Module:
     """sFedHP's VGG. cfg: a number is a 3x3 convolution with that many filters and ReLU, M is a 2x2 pool."""
     parts = cfg.upper().split("-")
     if not all(part == "M" or (part.isdecimal() and int(part) > 0) for part in parts):
@@ -94,10 +101,10 @@ def vgg(inputs: tuple[int, ...], num_classes: int, *, cfg: str = "16-M-32-M-64-M
             body.extend([nn.Conv2d(width, int(part), 3, padding=1), nn.ReLU()])
             width = int(part)
     body.append(nn.Flatten())
-    return chain(body=body, head=nn.Linear(num_features(body, inputs), num_classes))
+    return chain(body=body, head=nn.Linear(num_features(body, inputs), num_outputs))
 
 
-def resnet9(inputs: tuple[int, ...], num_classes: int, *, width: int = 64) -> nn.Module:
+def resnet9(inputs: tuple[int, ...], num_outputs: int, *, width: int = 64) -> nn.Module:
     """ResNet-9 with group norm: eight convolutions, four of them in residual blocks. width: filters of the first."""
     if width < 2:
         raise ValueError(f"width {width} must be 2 or more, or group norm erases its input; try resnet9:16")
@@ -110,7 +117,7 @@ def resnet9(inputs: tuple[int, ...], num_classes: int, *, width: int = 64) -> nn
         nn.MaxPool2d((inputs[1] // 8, inputs[2] // 8)),  # one value per channel is left
         nn.Flatten(),
     )
-    return chain(body=body, head=nn.Linear(8 * width, num_classes))
+    return chain(body=body, head=nn.Linear(8 * width, num_outputs))
 
 
 def conv_block(before: int, after: int) -> nn.Sequential:
@@ -142,7 +149,7 @@ class Quadratic(nn.Module):
         return torch.stack([self.theta.expand_as(product), product], dim=1)  # [B, 2, d]
 
 
-def quadratic(inputs: tuple[int, ...], num_classes: int) -> nn.Module:
+def quadratic(inputs: tuple[int, ...], num_outputs: int) -> nn.Module:
     """1/2 theta'A theta - b'theta with `quadratic_loss`, whose optimum is known; for targets that are not classes."""
     if len(inputs) != 2 or inputs[0] != inputs[1]:
         raise ValueError(f"model quadratic takes samples of shape (d, d), not {tuple(inputs)}; try mclr")
@@ -167,6 +174,7 @@ def num_features(body: nn.Module, inputs: tuple[int, ...]) -> int:
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mclr": mclr,
+    "linear": linear,
     "dnn": dnn,
     "cnn-mnist": cnn_mnist,
     "cnn-fmnist": cnn_fmnist,
@@ -177,7 +185,9 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def make_model(text: str, inputs: tuple[int, ...], num_classes: int | None, seed: int) -> nn.Module:
+def make_model(
+    text: str, inputs: tuple[int, ...], num_classes: int | None, seed: int, targets: tuple[int, ...] = ()
+) -> nn.Module:
     """The model of a name, with its first parameters.
 
     Args:
@@ -185,6 +195,7 @@ def make_model(text: str, inputs: tuple[int, ...], num_classes: int | None, seed
         inputs: The shape of one sample.
         num_classes: None if the targets are not classes.
         seed: Determines the first parameters; torch's global generator is not changed.
+        targets: The shape of one target, if it is not a class. A built-in model has one output for each of its numbers.
 
     Raises:
         ValueError: There is no such model, or it does not fit the data.
@@ -192,14 +203,18 @@ def make_model(text: str, inputs: tuple[int, ...], num_classes: int | None, seed
     Example:
         >>> make_model("dnn:20", (8, 8), 10, seed=0).head
         Linear(in_features=20, out_features=10, bias=True)
+        >>> make_model("linear", (8,), None, seed=0, targets=(2,)).head
+        Linear(in_features=8, out_features=2, bias=True)
     """
     head, colon, _ = text.partition(":")
     if colon and head not in MODELS and exists(head):
         factory, arguments = user_factory(text), {}
     else:
         name, factory, arguments = bind(text, MODELS, "model")
-        if num_classes is None and name != "quadratic":
-            raise ValueError(f"model {name} needs classes and the data have none; use a custom factory")
+        if name == ("mclr" if num_classes is None else "linear"):
+            there, other = ("numbers", "linear or dnn") if num_classes is None else ("classes", "mclr or dnn")
+            raise ValueError(f"model {name} does not fit targets that are {there}; use {other}")
+        num_classes = prod(targets) if num_classes is None else num_classes
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:

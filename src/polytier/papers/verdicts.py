@@ -13,7 +13,7 @@ from typing import Any
 from polytier.papers.plan import Chart, Claim, Curve, Item, Matrix, PlannedRun, Row
 from polytier.report import heatmap
 from polytier.report.blocks import Cell, Lines, Matrices, Panels, Section, Series, Table, Text
-from polytier.report.intervals import interval
+from polytier.report.intervals import interval, with_spread
 from polytier.runs.read_files import check_result
 from polytier.tree.collaboration import FILE
 
@@ -66,7 +66,7 @@ def verdict(ours: dict[str, Any] | None, row: Row, margin: float) -> dict[str, A
     difference = ours["mean"] - row.paper
     if row.differs:
         return {"difference": difference, "verdict": INCOMPARABLE}
-    near = abs(difference) <= max(margin, hypot(ours["half"] or 0, 2 * (row.deviation or 0)))
+    near = abs(difference) <= max(margin, hypot((ours["high"] - ours["low"]) / 2, 2 * (row.deviation or 0)))
     return {"difference": difference, "verdict": AGREES if near else HIGHER if difference > 0 else LOWER}
 
 
@@ -114,7 +114,7 @@ def verdict_table(item: Item, judged: Mapping[str, Any]) -> Table:
         for how in ("best", "chosen"):
             found = row[how]
             ours, word = found["ours"], found["verdict"]
-            cells.append(Cell("-" if ours is None else number(ours["mean"], ours["half"]), ours and ours["mean"]))
+            cells.append(Cell(with_spread(ours, "{:.2f}".format), ours and ours["mean"]))
             difference = found["difference"]
             cells.append(Cell("-" if difference is None else f"{difference:+.2f}", difference))
             none = ours is None and row["best"]["ours"] is not None  # the runs had no validation samples
@@ -174,7 +174,7 @@ def mean_curve(curve: Curve, folders: Folders) -> Series | None:
     y = [None if m is None else m["mean"] for m in middle]
     if len(found) == 1:
         return Series(curve.name, x, y, dashed=curve.dashed)
-    low, high = ([None if m is None else m["mean"] + sign * (m["half"] or 0) for m in middle] for sign in (-1, 1))
+    low, high = ([None if m is None else m[bound] for m in middle] for bound in ("low", "high"))
     return Series(curve.name, x, y, low, high, curve.dashed)
 
 

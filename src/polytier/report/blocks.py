@@ -25,9 +25,10 @@ class Heading:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph."""
+    """A paragraph; a leading one says what was found."""
 
     text: str
+    leading: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,28 @@ class Table:
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell | str]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Devices:
+    """A table of devices to search and sort in, one method at a time.
+
+    ids     | the devices
+    facts   | pairs (column, one value per device): team, samples, ...
+    methods | triples (name, [(kind of model, one value per device or None)], the kind that it is judged by)
+    local   | the values of the devices with Local, which gains are against; empty if they are not known
+    unit    | of all values
+    better  | whether "higher" or "lower" values are better; devices with the worst come first
+    """
+
+    title: str
+    ids: Sequence[str]
+    facts: Sequence[tuple[str, Sequence[str | int]]]
+    methods: Sequence[tuple[str, Sequence[tuple[str, Sequence[float | None]]], str]]
+    local: Sequence[float | None] = ()
+    unit: str = ""
+    better: str = "higher"
     note: str = ""
 
 

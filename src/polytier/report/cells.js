@@ -60,17 +60,17 @@ function readableCells(host, drawing, columns, rows, box, read) {
   drawing.append(cursor);
   const shown = tip(host);
   let at = null;
-  const wide = box.width / columns, high = box.pitch;
+  const step = box.width / columns, high = box.pitch;
   const go = (row, column, spoken) => {
     at = [Math.max(0, Math.min(rows - 1, row)), Math.max(0, Math.min(columns - 1, column))];
-    const x = box.left + at[1] * wide, y = box.top + at[0] * high;
-    for (const [name, value] of Object.entries({ x, y, width: wide, height: box.cell, visibility: "visible" })) cursor.setAttribute(name, value);
-    shown.show(x + wide, y + box.cell + 6, ...read(...at), spoken);
+    const x = box.left + at[1] * step, y = box.top + at[0] * high;
+    for (const [name, value] of Object.entries({ x, y, width: step, height: box.cell, visibility: "visible" })) cursor.setAttribute(name, value);
+    shown.show(x + step, y + box.cell + 6, ...read(...at), spoken);
   };
   const leave = () => { at = null; cursor.setAttribute("visibility", "hidden"); shown.hide(); };
   const point = (event) => {
     const frame = drawing.getBoundingClientRect();
-    const column = Math.floor((event.clientX - frame.left - box.left) / wide), row = Math.floor((event.clientY - frame.top - box.top) / high);
+    const column = Math.floor((event.clientX - frame.left - box.left) / step), row = Math.floor((event.clientY - frame.top - box.top) / high);
     if (column >= 0 && column < columns && row >= 0 && row < rows) go(row, column, false);
     else leave();
   };
@@ -95,12 +95,19 @@ function heat(host, block) {
   host.append(frame);
   const rows = block.rows.length, columns = block.columns.length;
   const width = Math.max(240, host.wide);
-  const above = block.ends.length > 0 || Math.max(...block.rows.map((name) => name.length)) > 12; // whether names are above their rows
-  const pitch = above ? 38 : Math.max(4, Math.min(20, Math.floor(380 / rows))), cell = above ? 18 : pitch;
-  const left = above ? 0 : Math.max(...block.rows.map((name) => name.length)) * 6.3 + 10, top = above ? 18 : 4;
-  const wide = (width - left) / columns, levels = bytesOf(block.values);
+  const longest = Math.max(...block.rows.map(wide));
+  const above = block.ends.length > 0 || longest > 90; // whether names are above their rows
+  // the lines above each row, as pairs of what is at their left and at their right end
+  const heads = block.rows.map((name, k) => {
+    const end = block.ends[k] || "";
+    return wide(name) + wide(end) + 12 < width ? [[name, end]] : [...wrapped(name, width).map((part) => [part, ""]), ["", end]];
+  });
+  const lead = above ? 4 + 15 * Math.max(...heads.map((lines) => lines.length)) : 4;
+  const pitch = above ? lead + 19 : Math.max(4, Math.min(20, Math.floor(380 / rows))), cell = above ? 18 : pitch;
+  const left = above ? 0 : longest + 10, top = lead;
+  const step = (width - left) / columns, levels = bytesOf(block.values);
   const groups = groupsOf(block.groups), below = groups.length ? groups : groupsOf(block.columns);
-  const named = below.length <= 12 && below.every((group) => (group.end - group.start) * wide > group.name.length * 6.4 + 6);
+  const named = below.length <= 12 && below.every((group) => (group.end - group.start) * step > wide(group.name) + 6);
   const edge = top + (rows - 1) * pitch + cell, height = edge + (named ? 22 : 4) + (block.x ? 16 : 0);
   const colours = ramp(block.low, block.high, block.diverging);
   const every = Math.ceil(11 / pitch);
@@ -115,11 +122,13 @@ function heat(host, block) {
       href: above ? picture(levels.subarray(k * columns, (k + 1) * columns), columns, 1, colours) : picture(levels, columns, rows, colours),
     })),
     block.rows.map((name, k) => (above
-      ? [text(0, top + k * pitch - 5, name, { class: "tick strong" }),
-        text(width, top + k * pitch - 5, block.ends[k] || "", { class: "tick", "text-anchor": "end" })]
+      ? heads[k].map(([start, end], line) => {
+        const y = top + k * pitch - 5 - 15 * (heads[k].length - 1 - line);
+        return [text(0, y, start, { class: "tick strong" }), text(width, y, end, { class: "tick", "text-anchor": "end" })];
+      })
       : k % every === 0 && text(left - 6, top + k * pitch + cell / 2 + 4, name, { class: "tick", "text-anchor": "end" }))),
-    groups.length <= BORDERS && groups.slice(1).map((group) => svg("path", { class: "border", d: `M${left + group.start * wide} ${top}V${edge}` })),
-    named && below.map((group) => text(left + ((group.start + group.end) / 2) * wide, edge + 14, group.name, { class: "tick", "text-anchor": "middle" })),
+    groups.length <= BORDERS && groups.slice(1).map((group) => svg("path", { class: "border", d: `M${left + group.start * step} ${top}V${edge}` })),
+    named && below.map((group) => text(left + ((group.start + group.end) / 2) * step, edge + 14, group.name, { class: "tick", "text-anchor": "middle" })),
     block.x && text(width, height - 4, block.x, { class: "label", "text-anchor": "end" }));
   frame.append(drawing);
   host.append(colourBar(block.low, block.high, block.unit, colours));
@@ -137,14 +146,16 @@ function matrices(host, block, state) {
   const frame = el("div", { class: "plot" });
   host.append(frame);
   const named = groups.length > 1 && groups.length <= 12;
-  const left = named ? Math.max(...groups.map((group) => group.name.length)) * 6.6 + 12 : 2;
+  const left = named ? Math.max(...groups.map((group) => wide(group.name))) + 12 : 2, top = 18;
   const side = Math.min(520, Math.max(200, host.wide - left - 2)), cell = side / n;
   const colours = ramp(block.low, block.high, false);
   let levels = bytesOf(block.frames[state.frame][1]);
-  const image = svg("image", { x: left, y: 2, width: side, height: side, preserveAspectRatio: "none" });
-  const drawing = svg("svg", { width: left + side + 2, height: side + 4, role: "img" }, image,
-    groups.length <= BORDERS && groups.slice(1).map((group) => svg("path", { class: "border", d: `M${left + group.start * cell} 2v${side}M${left} ${2 + group.start * cell}h${side}` })),
-    named && groups.map((group) => text(left - 6, 2 + ((group.start + group.end) / 2) * cell + 4, group.name, { class: "tick", "text-anchor": "end" })));
+  const image = svg("image", { x: left, y: top, width: side, height: side, preserveAspectRatio: "none" });
+  const drawing = svg("svg", { width: left + side + 2, height: top + side + 18, role: "img" }, image,
+    text(0, 12, "rows: who listens", { class: "label" }),
+    text(left + side, top + side + 14, "columns: to whom", { class: "label", "text-anchor": "end" }),
+    groups.length <= BORDERS && groups.slice(1).map((group) => svg("path", { class: "border", d: `M${left + group.start * cell} ${top}v${side}M${left} ${top + group.start * cell}h${side}` })),
+    named && groups.map((group) => text(left - 6, top + ((group.start + group.end) / 2) * cell + 4, group.name, { class: "tick", "text-anchor": "end" })));
   frame.append(drawing);
   const label = el("output", {});
   const slider = el("input", {
@@ -161,7 +172,7 @@ function matrices(host, block, state) {
   };
   show();
   host.append(el("div", { class: "slide" }, slider, label), colourBar(block.low, block.high, "weight", colours));
-  readableCells(frame, drawing, n, n, { left, top: 2, width: side, pitch: cell, cell }, (row, column) => {
+  readableCells(frame, drawing, n, n, { left, top, width: side, pitch: cell, cell }, (row, column) => {
     const level = levels[row * n + column], of = (k) => (block.groups.length ? ` (group ${block.groups[k]})` : "");
     const value = brief(level ? block.low + ((block.high - block.low) * (level - 1)) / 254 : null);
     return [`row ${row + 1}${of(row)}`, [[null, `column ${column + 1}${of(column)}`, value]]];

@@ -21,6 +21,23 @@ const el = (tag, attributes, ...children) => fill(document.createElement(tag), a
 const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 const text = (x, y, content, attributes) => svg("text", { x, y, ...attributes }, content);
 
+const pen = document.createElement("canvas").getContext("2d");
+// the width of a text in a chart, in pixels
+function wide(words) {
+  pen.font = `550 12px ${getComputedStyle(document.body).fontFamily}`;
+  return pen.measureText(words).width;
+}
+
+// a text as lines of at most this width; a word that is too long is broken
+function wrapped(words, width) {
+  const lines = [""];
+  for (const part of words.split(/(?<=\s)/).flatMap((word) => (wide(word) > width ? [...word] : [word]))) {
+    if (wide(lines[lines.length - 1] + part.trimEnd()) > width) lines.push("");
+    lines[lines.length - 1] += part;
+  }
+  return lines;
+}
+
 // -- numbers ----------------------------------------------------------------------------------------
 
 function size(bytes) {
@@ -188,16 +205,16 @@ function lines(host, chart, { hidden, range, height = 320, named = true, title =
   const xs = [...new Set(every)].sort((a, b) => a - b);
   const left = xs[0] ?? 0, right = xs[xs.length - 1] ?? 1;
   const yTicks = (log ? logTicks : ticks)(low, high, height / 55);
-  const direct = named && width >= 620 && shown.length > 1 && shown.length <= 14;
-  const longest = Math.max(0, ...shown.map((series) => Math.min(22, series.name.length)));
+  const shownX = bytes ? (value) => size(value).replace(".0 ", " ") : figure;
+  const longest = Math.max(0, ...shown.map((series) => wide(series.name)));
+  const direct = named && width >= 620 && shown.length > 1 && shown.length <= 14 && longest < 0.3 * width;
   const room = {
-    left: Math.max(...yTicks.map((tick) => figure(tick).length), 1) * 6.6 + 14, top: 24, bottom: 38,
-    right: direct ? longest * 7 + 16 : 16,
+    left: Math.max(...yTicks.map((tick) => wide(figure(tick))), 1) + 14, top: 24, bottom: 38,
+    right: direct ? longest + 16 : Math.max(16, wide(shownX(right)) / 2 + 2),
   };
   const xAt = scale(left, right > left ? right : left + 1, room.left, width - room.right, bytes);
   const yAt = scale(low, high, height - room.bottom, room.top, log);
   const xTicks = (bytes ? logTicks : ticks)(left, right > left ? right : left + 1, (width - room.left - room.right) / (bytes ? 62 : 70));
-  const shownX = bytes ? (value) => size(value).replace(".0 ", " ") : figure;
   const ends = shown.map((series) => {
     const last = series.y.findLastIndex((value) => value !== null);
     return last < 0 ? null : { series, x: series.x[last], y: series.y[last] };
@@ -210,7 +227,7 @@ function lines(host, chart, { hidden, range, height = 320, named = true, title =
     yTicks.map((tick) => [
       svg("path", { class: "grid", d: `M${room.left} ${yAt(tick)}H${width - room.right}` }),
       text(room.left - 7, yAt(tick) + 4, figure(tick), { class: "tick", "text-anchor": "end" })]),
-    xTicks.filter(whole).map((tick) => [
+    apart(xTicks.filter(whole), xAt, shownX).map((tick) => [
       svg("path", { class: "axis", d: `M${xAt(tick)} ${height - room.bottom}v4` }),
       text(xAt(tick), height - room.bottom + 16, shownX(tick), { class: "tick", "text-anchor": "middle" })]),
     svg("path", { class: "axis", d: `M${room.left} ${height - room.bottom}H${width - room.right}` }),
@@ -248,6 +265,16 @@ function lines(host, chart, { hidden, range, height = 320, named = true, title =
   readable(host, picture, xs.map(xAt), read, mark, room.top);
 }
 
+// the ticks whose labels do not run into the one before
+function apart(ticks, at, shown) {
+  let free = -Infinity;
+  return ticks.filter((tick) => {
+    const half = wide(shown(tick)) / 2, fits = at(tick) - half > free;
+    if (fits) free = at(tick) + half + 6;
+    return fits;
+  });
+}
+
 // names beside the ends of lines; overlapping names are moved apart
 function endNames(ends, xAt, yAt, top, bottom) {
   const places = ends.map((end) => ({ ...end, left: xAt(end.x) + 9, at: yAt(end.y) })).sort((a, b) => a.at - b.at);
@@ -258,35 +285,36 @@ function endNames(ends, xAt, yAt, top, bottom) {
     }));
     for (const place of places) place.at = Math.max(top, Math.min(bottom, place.at));
   }
-  return places.map(({ series, left, at }) => text(left, at + 4,
-    series.name.length > 22 ? `${series.name.slice(0, 21)}…` : series.name,
+  return places.map(({ series, left, at }) => text(left, at + 4, series.name,
     { class: "direct", style: `fill: ${look(series.like || series.name).colour}` }));
 }
 
 // -- bars -------------------------------------------------------------------------------------------
 
 function bars(host, block, [name, heights, middle], most) {
-  host.replaceChildren(el("h5", {}, name));
+  host.replaceChildren(el("p", { class: "small" }, name));
   const frame = el("div", { class: "plot" });
   host.append(frame);
-  const width = Math.max(120, host.wide), height = 96, bottom = 18, left = 26;
+  const width = Math.max(120, host.wide), height = 136, bottom = 34, top = 22, left = wide(figure(+most.toPrecision(2))) + 8;
   const first = block.edges[0], last = block.edges[block.edges.length - 1];
-  const xAt = scale(first, last, left, width - 6), yAt = scale(0, most || 1, height - bottom, 8);
+  const xAt = scale(first, last, left, width - 6), yAt = scale(0, most || 1, height - bottom, top);
   const cross = svg("g", { class: "cross" });
   const spoken = middle === null ? "" : `mean ${figure(middle)}`;
   const picture = svg("svg", { width, height, role: "img", "aria-label": `${block.title}, ${name}: ${block.y} by ${block.x}. ${spoken}` },
-    text(left - 5, 14, figure(+most.toPrecision(2)), { class: "tick", "text-anchor": "end" }),
+    text(0, 11, block.y, { class: "label" }),
+    text(width, height - 4, block.x, { class: "label", "text-anchor": "end" }),
+    text(left - 5, top + 6, figure(+most.toPrecision(2)), { class: "tick", "text-anchor": "end" }),
     text(left - 5, height - bottom, "0", { class: "tick", "text-anchor": "end" }),
     heights.map((value, k) => svg("rect", {
       x: xAt(block.edges[k]) + 0.5, width: Math.max(0.5, xAt(block.edges[k + 1]) - xAt(block.edges[k]) - 1),
       y: yAt(value), height: height - bottom - yAt(value), fill: look(name).colour,
     })),
     svg("path", { class: "axis", d: `M${left} ${height - bottom}H${width - 6}` }),
-    ticks(first, last, 4).map((tick) => text(xAt(tick), height - 5, figure(tick), { class: "tick", "text-anchor": tick === last ? "end" : "middle" })),
-    middle !== null && svg("path", { class: "mean", d: `M${xAt(middle)} 4V${height - bottom}` }), cross);
+    ticks(first, last, 4).map((tick) => text(xAt(tick), height - bottom + 14, figure(tick), { class: "tick", "text-anchor": tick === last ? "end" : "middle" })),
+    middle !== null && svg("path", { class: "mean", d: `M${xAt(middle)} ${top - 4}V${height - bottom}` }), cross);
   frame.append(picture);
   const centres = heights.map((_, k) => (xAt(block.edges[k]) + xAt(block.edges[k + 1])) / 2);
-  const mark = (k) => cross.replaceChildren(...(k < 0 ? [] : [svg("path", { d: `M${centres[k]} 4V${height - bottom}` })]));
+  const mark = (k) => cross.replaceChildren(...(k < 0 ? [] : [svg("path", { d: `M${centres[k]} ${top - 4}V${height - bottom}` })]));
   const read = (k) => [`${block.x}: ${figure(block.edges[k])} to ${figure(block.edges[k + 1])}`,
     [[null, block.y, figure(heights[k])], ...(middle === null ? [] : [[null, "mean", figure(middle)]])]];
   readable(frame, picture, centres, read, mark, 0);
@@ -295,7 +323,7 @@ function bars(host, block, [name, heights, middle], most) {
 // -- traffic on the tree ----------------------------------------------------------------------------
 
 function tree(host, [name, tiers, links], most) {
-  host.replaceChildren(el("h5", {}, name));
+  host.replaceChildren(el("p", { class: "small" }, name));
   const width = Math.max(200, host.wide), step = 66, top = 14;
   const height = top * 2 + step * (tiers.length - 1) + 8;
   const span = Math.min(190, width * 0.42), from = span + 46, room = width - from - 62;
@@ -316,10 +344,10 @@ function tree(host, [name, tiers, links], most) {
     })),
     called.map((label, k) => text(from - 38, top + k * step + 4, label, { class: "tick tier" })),
     links.map(([, ...ways], k) => ways.map((amount, j) => {
-      const y = top + k * step + 17 + j * 18, wide = Math.max(amount > 0 ? 1.5 : 0, (amount / (most || 1)) * room);
+      const y = top + k * step + 17 + j * 18, long = Math.max(amount > 0 ? 1.5 : 0, (amount / (most || 1)) * room);
       return [
         text(from - 6, y + 10, j ? "up" : "down", { class: "tick", "text-anchor": "end" }),
-        svg("rect", { x: from, y, width: wide, height: 13, rx: 1.5, fill: colour, opacity: j ? 0.55 : 1 }),
-        text(from + wide + 5, y + 10.5, size(amount), { class: "tick strong" })];
+        svg("rect", { x: from, y, width: long, height: 13, rx: 1.5, fill: colour, opacity: j ? 0.55 : 1 }),
+        text(from + long + 5, y + 10.5, size(amount), { class: "tick strong" })];
     }))));
 }

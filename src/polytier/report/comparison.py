@@ -14,7 +14,8 @@ All methods are judged by one metric: the leading one of the first run, if all r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -25,19 +26,26 @@ from rich.table import Table
 from polytier._text import duration, size
 from polytier.files.write import write_text
 from polytier.models.metrics import LOSS, MetricInfo, describe
-from polytier.report.intervals import LEVEL, interval, interval_text, paired_test
+from polytier.report.finding import Values, finding
+from polytier.report.intervals import LEVEL, interval, interval_text, paired_test, spread_note, with_spread
 from polytier.report.tables import line, table
 from polytier.runs.csv_cells import as_cell, csv_lines
 from polytier.runs.read import JUDGES, RunRecord, bytes_until, judge_of, score
 from polytier.runs.read_files import KINDS, Record
 
-FILE = "compare.json"
+FILE, PAGE = "compare.json", "report.html"
 WAITING, RUNNING, DONE, INTERRUPTED = "waiting", "running", "done", "interrupted"
 NOT_APPLICABLE, DIVERGED, FAILED = "not applicable", "diverged", "failed"
 LOCAL = "local"
-OTHERS = ("bytes_until", "better_than_local", "gradients", "rand_index", "seconds")
 MANY = 20  # with more methods than this, the progress table shows only those that are running
 SHARE = MetricInfo("share", unit="%")
+OTHERS = {  # other figures of a method, with their limits
+    "bytes_until": (0, inf),
+    "better_than_local": SHARE.limits,
+    "gradients": (0, inf),
+    "rand_index": (-1, 1),
+    "seconds": (0, inf),
+}
 
 
 # -- one run ------------------------------------------------------------------------------------------
@@ -109,6 +117,17 @@ def by_device(out: Path, record: Record, metric: MetricInfo) -> dict[str, float]
     return RunRecord(out / record["folder"]).by_device(record["judged_by"], metric)
 
 
+def device_values(out: Path, records: Iterable[Record], metric: MetricInfo) -> Values:
+    """The test value of every device of finished runs: by method and kind of model, then by seed and device."""
+    found: dict[tuple[str, str], dict[tuple[int, str], float]] = {}
+    for record in (record for record in records if record["state"] == DONE):
+        run = RunRecord(out / record["folder"])
+        for kind in KINDS:
+            own = {(record["seed"], name): value for name, value in run.by_device(kind, metric).items()}
+            found.setdefault((record["method"], kind), {}).update(own)
+    return found
+
+
 def paired(a: Mapping[str, float], b: Mapping[str, float]) -> list[tuple[float, float]]:
     """The values of devices that are in both mappings, as pairs."""
     return [(value, b[name]) for name, value in a.items() if name in b]
@@ -120,7 +139,7 @@ def paired(a: Mapping[str, float], b: Mapping[str, float]) -> list[tuple[float, 
 def by_method(out: Path, records: Sequence[Record], metric: MetricInfo | None = None) -> list[dict[str, Any]]:
     """The figures of each method over its seeds, the best method first.
 
-    Figures are {mean, half, seeds}: the mean over the seeds that have one, and half the width of its 95 % interval.
+    Figures are those of `intervals.interval`, over the seeds that have one.
     p_value is that of the paired test against the best method; `best` is true if they do not differ significantly.
     """
     finished = [record for record in records if record["state"] == DONE]
@@ -152,9 +171,9 @@ def method_row(method: str, own: Sequence[Record], metric: MetricInfo) -> dict[s
         "judged_by": judge,
         "metric": said.pop("name"),
         **said,
-        **{kind: interval((r[kind] or {}).get(metric.name) for r in own) for kind in KINDS},
-        "worst_decile": interval((r[judge] or {}).get(f"{metric.name}_worst_decile") for r in own),
-        **{name: interval(r[name] for r in own) for name in OTHERS},
+        **{kind: interval([(r[kind] or {}).get(metric.name) for r in own], metric.limits) for kind in KINDS},
+        "worst_decile": interval([(r[judge] or {}).get(f"{metric.name}_worst_decile") for r in own], metric.limits),
+        **{name: interval([r[name] for r in own], limits) for name, limits in OTHERS.items()},
     }
 
 
@@ -194,19 +213,12 @@ def comparison_table(methods: Sequence[dict[str, Any]], records: Sequence[Record
     columns["worst decile"] = [interval_text(m["worst_decile"], metric) for m in methods]
     columns[f"bytes until {metric.short(until)}"] = [until_text(m) for m in methods]
     columns["better than Local"] = [interval_text(m["better_than_local"], SHARE) for m in methods]
-    columns["groups found"] = [shown(m["rand_index"], "{:.2f}".format) for m in methods]
+    columns["groups found"] = [with_spread(m["rand_index"], "{:.2f}".format) for m in methods]
     columns["gradients"] = [f"{m['gradients']['mean']:,.0f}" if m["seeds"] else "-" for m in methods]
-    columns["training"] = [shown(m["seconds"], duration) for m in methods]
+    columns["training"] = [with_spread(m["seconds"], duration) for m in methods]
     columns["runs"] = [states(m["method"], records) for m in methods]
     kept = {name: cells for name, cells in columns.items() if any(cell not in ("-", DONE) for cell in cells)}
     return table(list(kept), zip(*kept.values(), strict=True), right=True)
-
-
-def shown(found: dict[str, Any] | None, text: Callable[[float], str]) -> str:
-    """The mean of an interval ± half its width, numbers written by `text`."""
-    if found is None:
-        return "-"
-    return text(found["mean"]) + ("" if found["half"] is None else f" ± {text(found['half'])}")
 
 
 def until_text(row: dict[str, Any]) -> str:
@@ -216,7 +228,7 @@ def until_text(row: dict[str, Any]) -> str:
     if row["bytes_until"] is None:
         return "never"
     reached = row["bytes_until"]["seeds"]
-    return shown(row["bytes_until"], size) + (f" ({reached} of {row['seeds']})" if reached < row["seeds"] else "")
+    return with_spread(row["bytes_until"], size) + (f" ({reached} of {row['seeds']})" if reached < row["seeds"] else "")
 
 
 def states(method: str, records: Sequence[Record]) -> str:
@@ -229,10 +241,12 @@ def states(method: str, records: Sequence[Record]) -> str:
 def print_comparison(
     console: Console, methods: Sequence[dict[str, Any]], records: Sequence[Record], until: float, out: Path
 ) -> None:
-    """Print the table, its explanation, and the reasons for runs that are not done."""
+    """Print the table, its explanation, the reasons for runs that are not done, what was found and where it is."""
     console.print(comparison_table(methods, records, until))
     if any(m["seeds"] for m in methods):
-        line(console, f"test {methods[0]['metric']} of the last round, mean over devices, ± half the 95 % interval")
+        spreads = spread_note(m[name] for m in methods for name in (*KINDS, "worst_decile", "better_than_local"))
+        means = f"test {methods[0]['metric']} of the last round, mean over devices"
+        line(console, f"{means}; {spreads}" if spreads else means)
     if any(m["best"] for m in methods):
         line(console, f"* the best, or a tie with it: Wilcoxon signed-rank over devices and seeds, p > {LEVEL}")
     why: dict[tuple[str, str], list[str]] = {}
@@ -241,7 +255,12 @@ def print_comparison(
             why.setdefault((r["method"], f"{r['state']}: {r['reason']}"), []).append(str(r["seed"]))
     for (method, reason), seeds in why.items():
         line(console, f"{method}, seed {', '.join(seeds)}: {reason}")
+    metric = metric_in(methods[0])
+    if found := finding(methods, device_values(out, records, metric), metric, LOCAL):
+        line(console, f"\n{found}\n")
     line(console, f"folder: {out}")
+    if (out / PAGE).is_file():
+        line(console, f"page: {out / PAGE}")
 
 
 def progress_table(out: Path, runs: Sequence[Mapping[str, Any]]) -> Table:

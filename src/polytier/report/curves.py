@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,13 @@ from polytier.models.metrics import LOSS, MetricInfo
 from polytier.report.blocks import Lines, Panels, Series
 from polytier.report.grouping import Study, Variant
 from polytier.report.heatmap import evenly
-from polytier.report.intervals import quantile
+from polytier.report.intervals import FEWEST, interval
 from polytier.runs.read import JUDGES, RunRecord
 from polytier.runs.read_files import Record
 
 POINTS = 240  # of a line; more would not be visible on a page
 SPLITS = ("test", "validation", "train")
-BAND = "Bands: 95 % interval of the mean over seeds (Student's t)."
+BAND = f"Bands: 95 % interval of the mean over seeds (Student's t); with fewer than {FEWEST} seeds, their range."
 
 Pick = Callable[[Record], float | None]  # reads the value that a chart shows from the record of a round
 
@@ -79,34 +80,38 @@ def picker(kind: str, split: str, metric: MetricInfo, model: str = "") -> Pick:
 # -- lines --------------------------------------------------------------------------------------------
 
 
-def line(variant: Variant, pick: Pick, at: Callable[[RunRecord], Mapping[int, float]] | None = None) -> Series | None:
-    """The mean over the seeds at every round that has a value; `at` maps rounds to other positions on the axis."""
+def line(
+    variant: Variant,
+    pick: Pick,
+    at: Callable[[RunRecord], Mapping[int, float]] | None = None,
+    limits: tuple[float, float] = (-np.inf, np.inf),
+) -> Series | None:
+    """The mean over the seeds at every round that has a value, and a band within `limits`.
+
+    `at` maps rounds to other positions on the axis.
+    """
     by_seed = [{r["round"]: value for r in run.history if (value := pick(r)) is not None} for run in variant.runs]
     rounds = sorted(set().union(*by_seed))
     if not rounds:
         return None
     rounds = [rounds[k] for k in evenly(len(rounds), POINTS)]
     values = np.array([[own.get(r, np.nan) for r in rounds] for own in by_seed])  # [seeds, rounds]
-    mean, low, high = band(values)
+    mean, low, high = band(values, limits)
     places = [at(run) for run in variant.runs] if at else []
     x = [float(np.mean([p[r] for p in places if r in p])) for r in rounds] if at else rounds
     return Series(variant.name, x, mean, low, high, not variant.finished, variant.like)
 
 
-def band(values: np.ndarray) -> tuple[list[float], list[float], list[float]]:
-    """Mean and 95 % interval over the first axis, as `intervals.interval`; NaN is no value; one seed has no band."""
-    there = np.isfinite(values)
-    number, mean = there.sum(0), np.nanmean(values, 0)
-    if number.max() < 2:
-        return mean.tolist(), [], []
-    spread = np.sqrt(np.nansum((values - mean) ** 2, 0) / np.maximum(number - 1, 1) / number)
-    half = np.array([quantile(int(n) - 1) if n > 1 else 0.0 for n in number]) * spread
-    return mean.tolist(), (mean - half).tolist(), (mean + half).tolist()
+def band(values: np.ndarray, limits: tuple[float, float]) -> tuple[list[float], list[float], list[float]]:
+    """Mean, low and high of `intervals.interval` for each column; NaN is no value; one seed has no band."""
+    figures = [interval(column[np.isfinite(column)].tolist(), limits) for column in values.T]
+    mean, low, high = ([found[key] if found else np.nan for found in figures] for key in ("mean", "low", "high"))
+    return (mean, low, high) if len(values) > 1 else (mean, [], [])
 
 
 def chart(study: Study, title: str, metric: MetricInfo, split: str, pick_of: Callable[[Variant], Pick | None]) -> Lines:
     """A chart with one line per variant; `pick_of` gives what is shown of it."""
-    lines = (line(variant, pick) for variant in study.variants if (pick := pick_of(variant)))
+    lines = (line(variant, pick, limits=metric.axis_limits) for variant in study.variants if (pick := pick_of(variant)))
     return Lines(title, "round", f"{split} {metric.axis}", [series for series in lines if series], note(study))
 
 
@@ -132,29 +137,45 @@ def by_round(study: Study) -> Iterator[Lines | Panels]:
 
     if not kinds:
         return
-    several = len({judge for judge in judges.values() if judge}) > 1
-    of = " (the personal model, or the global one of a method that has no other)" if several else ""
     title = f"{split.capitalize()} {metric.name} by round"
-    main = chart(study, title, metric, split, lambda variant: judged(variant, metric))
-    yield Lines(title, main.x, main.y, main.series, f"Mean over all devices{of}. {main.note}")
-    if len(kinds) > 1:
-        yield side_by_side(study, "Models side by side", kinds, metric, split)
+    if study.single:
+        yield by_kind(study, title, kinds, metric, split)
+    else:
+        several = len({judge for judge in judges.values() if judge}) > 1
+        of = " (the personal model, or the global one of a method that has no other)" if several else ""
+        main = chart(study, title, metric, split, lambda variant: judged(variant, metric))
+        yield replace(main, note=f"Mean over all devices{of}. {main.note}")
+        if len(kinds) > 1:
+            yield by_kind(study, "Models side by side", kinds, metric, split)
     others = [other for other in study.metrics if other.name not in (metric.name, LOSS.name)]
     if others:
         charts = [chart(study, o.name, o, split, lambda variant, o=o: judged(variant, o)) for o in others]
         yield Panels("Other metrics", [each for each in charts if each.series], note(study))
     if metric.name != LOSS.name:
-        yield side_by_side(study, f"{split.capitalize()} loss", kinds, LOSS, split)
+        yield by_kind(study, f"{split.capitalize()} loss", kinds, LOSS, split)
     if split != "train":
-        yield side_by_side(study, "Training loss", kinds, LOSS, "train")
+        yield by_kind(study, "Training loss", kinds, LOSS, "train")
     models = {name for v in study.variants for run in v.runs for name in (run.config.get("models") or {})}
     for name in sorted(models):
-        yield side_by_side(study, f"Model {name}", kinds_of(study, name), metric, split, name)
+        yield by_kind(
+            study, f"{split.capitalize()} {metric.name} of model {name}", kinds_of(study, name), metric, split, name
+        )
 
 
-def side_by_side(
+def by_kind(
     study: Study, title: str, kinds: Sequence[str], metric: MetricInfo, split: str, model: str = ""
-) -> Panels:
-    """One chart per kind of model."""
+) -> Lines | Panels:
+    """All kinds of models: of one method on one axis, of several methods in one chart per kind."""
     charts = [chart(study, kind, metric, split, lambda _, k=kind: picker(k, split, metric, model)) for kind in kinds]
-    return Panels(title, [each for each in charts if each.series], note(study))
+    charts = [each for each in charts if each.series]
+    if not study.single or not charts:
+        return Panels(title, charts, note(study))
+    lines = [
+        replace(
+            series, name=series.name.replace(series.like or series.name, each.title, 1), like=series.like and each.title
+        )
+        for each in charts
+        for series in each.series
+    ]
+    which = f"The {charts[0].title} model" if len(charts) == 1 else "Each kind of model"
+    return replace(charts[0], title=title, series=lines, note=f"{which}, mean over all devices. {note(study)}")

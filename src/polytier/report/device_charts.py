@@ -1,7 +1,8 @@
-"""The charts of a page about devices: the leading metric of each one, gains and losses against Local, and labels."""
+"""What a page shows of devices: the leading metric of each one, gains and losses against Local, and labels."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -10,12 +11,14 @@ import numpy as np
 
 from polytier.models.metrics import MetricInfo
 from polytier.report import comparison
-from polytier.report.blocks import Heat, Histogram, Text
+from polytier.report.blocks import Devices, Heat, Histogram, Text
 from polytier.report.grouping import Study, Variant
 from polytier.runs.read import RunRecord
+from polytier.runs.read_files import KINDS
 
 CELLS = 350  # columns of coloured cells; where there are more devices, several share a cell
 BARS = 20
+ROWS = 5_000  # of the table of devices; it keeps the page below 2 MB for ten methods
 
 ByDevice = Mapping[str, float]  # values in the unit shown, by the device's id
 
@@ -23,28 +26,39 @@ ByDevice = Mapping[str, float]  # values in the unit shown, by the device's id
 # -- the leading metric -------------------------------------------------------------------------------
 
 
-def by_device(run: RunRecord, metric: MetricInfo) -> dict[str, float]:
-    """The test value of each device, in the unit shown, of the model that the method is judged by."""
-    return {name: metric.factor * value for name, value in run.by_device(metric=metric).items()}
+def by_device(run: RunRecord, metric: MetricInfo, kind: str | None = None) -> dict[str, float]:
+    """The test value of each device, in the unit shown; by default of the model that the method is judged by."""
+    return {name: metric.factor * value for name, value in run.by_device(kind, metric).items()}
 
 
-def metric_charts(study: Study, local: Variant | None) -> Iterator[Histogram | Heat | None]:
-    """The distribution of the leading metric over devices, and the devices that gain and lose against Local."""
-    metric = study.metric
-    found = {variant: {run.seed: by_device(run, metric) for run in variant.runs} for variant in study.finished}
-    found = {variant: seeds for variant, seeds in found.items() if any(seeds.values())}
+def measured(study: Study) -> dict[str, dict[int, ByDevice]]:
+    """The values of finished runs by seed: of each method the model that it is judged by, of one method all kinds."""
+    found: dict[str, dict[int, ByDevice]] = {}
+    for variant in study.finished:
+        kinds = {kind: kind for kind in KINDS} if study.single else {variant.name: None}
+        for name, kind in kinds.items():
+            found[name] = {run.seed: own for run in variant.runs if (own := by_device(run, study.metric, kind))}
+    return {name: seeds for name, seeds in found.items() if seeds}
+
+
+def metric_charts(study: Study, local: Variant | None) -> Iterator[Histogram | Heat | Devices | None]:
+    """The distribution of the leading metric over devices, who gains and loses against Local, and all devices."""
+    metric, found = study.metric, measured(study)
     if not found:
         return
-    all_values = {v: np.array([x for own in seeds.values() for x in own.values()]) for v, seeds in found.items()}
+    all_values = {name: np.array([x for own in seeds.values() for x in own.values()]) for name, seeds in found.items()}
     edges = edges_of(np.concatenate(list(all_values.values())), metric)
     bars = [
-        (variant.name, (100 * np.histogram(values, edges)[0] / len(values)).tolist(), float(values.mean()))
-        for variant, values in all_values.items()
+        (name, (100 * np.histogram(values, edges)[0] / len(values)).tolist(), float(values.mean()))
+        for name, values in all_values.items()
     ]
-    note = "All devices of all seeds, judged on their own test samples. The mark is the mean."
+    note = "All devices of all seeds, judged on their own test samples. The dashed line is the mean."
     title = f"{metric.name[0].upper()}{metric.name[1:]} of the devices"
     yield Histogram(title, f"test {metric.axis}", "devices, %", edges.tolist(), bars, note)
-    yield strip(found, local, metric)
+    ruler = local.name if local and len(found) > 1 and local.name in found else None
+    seed = shown_seed(found, ruler)
+    yield strip(found, ruler, seed, metric)
+    yield device_table(study, local, seed)
 
 
 def edges_of(values: np.ndarray, metric: MetricInfo) -> np.ndarray:
@@ -53,40 +67,48 @@ def edges_of(values: np.ndarray, metric: MetricInfo) -> np.ndarray:
     return np.linspace(low, high if high > low else low + 1, BARS + 1)
 
 
-def strip(found: Mapping[Variant, Mapping[int, ByDevice]], local: Variant | None, metric: MetricInfo) -> Heat | None:
+def shown_seed(found: Mapping[str, Mapping[int, ByDevice]], ruler: str | None) -> int:
+    """Each seed has different data, so devices are shown for one: the first of those that most methods have."""
+    seeds = found[ruler or next(iter(found))]
+    return max(sorted(seeds), key=lambda seed: sum(seed in own for own in found.values()))
+
+
+def strip(found: Mapping[str, Mapping[int, ByDevice]], local: str | None, seed: int, metric: MetricInfo) -> Heat | None:
     """One column per device (or per several, if there are many), sorted by its value with Local, for one seed."""
-    compared = len(found) > 1 and local in found
-    ruler = local if compared and local else next(iter(found))  # the variant whose values sort the devices
-    # each seed has different data, so one seed is shown: the first of those that most methods have
-    seed = max(sorted(found[ruler]), key=lambda seed: sum(seed in seeds for seeds in found.values()))
+    ruler = local or next(iter(found))  # its values sort the devices
     base = found[ruler][seed]
     order = sorted(base, key=lambda name: metric.sign * base[name])
     cells = np.array_split(np.array(order, dtype=object), min(CELLS, len(base)))
-    rows = [variant for variant in found if seed in found[variant] and not (compared and variant is ruler)]
+    rows = {name: own[seed] for name, own in found.items() if seed in own and name != local}
     if not rows or not cells:
         return None
-    values = []
-    for variant in rows:
-        own = found[variant][seed]
-        if compared:
-            own = {name: metric.sign * (value - base[name]) for name, value in own.items() if name in base}
-        values.append([fmean(there) if (there := [own[n] for n in cell if n in own]) else None for cell in cells])
-    names, columns = [variant.name for variant in rows], [column_name(cell) for cell in cells]
+    ends = [gains(own, base, metric) for own in rows.values()]
+    if local:
+        rows = {
+            name: {key: metric.sign * (value - base[key]) for key, value in own.items() if key in base}
+            for name, own in rows.items()
+        }
+    values = [
+        [fmean(there) if (there := [own[n] for n in cell if n in own]) else None for cell in cells]
+        for own in rows.values()
+    ]
+    columns = [column_name(cell) for cell in cells]
     each = "one device" if len(cells) == len(base) else f"the mean of about {len(base) // len(cells)} devices"
-    text = f"A column is {each}, sorted by the {metric.name} with {ruler.name}, the worst first; seed {seed}."
-    if not compared:
+    by = f"the {metric.name} with {local}" if local else "the first row"
+    text = f"A column is {each}, sorted by {by}, the worst first; seed {seed}."
+    if not local:
         unit = metric.unit or metric.name
-        return Heat("Values of the devices", names, columns, values, x="devices", unit=unit, note=text)
+        return Heat("Values of the devices", list(rows), columns, values, x="devices", unit=unit, note=text)
     return Heat(
         "Who gains and who loses against Local",
-        names,
+        list(rows),
         columns,
         values,
-        ends=[gains(found[variant], found[ruler], metric) for variant in rows],
+        ends=ends,
         unit="% points" if metric.unit == "%" else f"gain in {metric.name}",
-        x="devices, sorted by their value with Local, the worst first",
+        x="devices, the worst with Local first",
         diverging=True,
-        note=f"{text} Shares of those who gain and lose are of all devices and seeds.",
+        note=f"{text} The shares of devices that gain and lose are of this seed.",
     )
 
 
@@ -95,12 +117,59 @@ def column_name(ids: Any) -> str:
     return f"device {ids[0]}" if len(ids) == 1 else f"{len(ids)} devices, {ids[0]} .. {ids[-1]}"
 
 
-def gains(own: Mapping[int, ByDevice], base: Mapping[int, ByDevice], metric: MetricInfo) -> str:
+def gains(own: ByDevice, base: ByDevice, metric: MetricInfo) -> str:
     """The shares of devices whose value is better and worse than that of `base`."""
-    pairs = [pair for seed in own if seed in base for pair in comparison.paired(own[seed], base[seed])]
-    differences = [metric.sign * (a - b) for a, b in pairs]
+    differences = [metric.sign * (a - b) for a, b in comparison.paired(own, base)]
     more, less = (fmean(some) if some else 0.0 for some in ([d > 0 for d in differences], [d < 0 for d in differences]))
     return f"{100 * more:.0f} % gain, {100 * less:.0f} % lose"
+
+
+# -- all devices --------------------------------------------------------------------------------------
+
+
+def device_table(study: Study, local: Variant | None, seed: int) -> Devices:
+    """All devices of one seed with the values of each method; of more than `ROWS` those that are worst off."""
+    metric = study.metric
+    runs = {variant.name: run for variant in study.finished for run in variant.runs if run.seed == seed}
+    values = {name: {kind: by_device(run, metric, kind) for kind in KINDS} for name, run in runs.items()}
+    judged = {name: own for name, run in runs.items() if (own := values[name][run.judge])}
+    best = max(judged, key=lambda name: metric.sign * fmean(judged[name].values()))
+    devices, base = runs[best].devices, judged.get(local.name, {}) if local else {}
+    rows = worst(devices["id"], judged[best], metric)
+    ids = [devices["id"][k] for k in rows]
+    methods = [
+        (name, [(kind, shown(ids, own, metric)) for kind, own in values[name].items() if own], runs[name].judge)
+        for name in sorted(judged, key=lambda name: name != best)
+    ]
+    note = f"Test {metric.name} of the last round, seed {seed}. Click a column to sort by it."
+    note += " Gain: against Local with the same data and seed." if base else ""
+    if len(rows) < len(devices["id"]):
+        note += f" Shown are the {ROWS:,} devices of {len(devices['id']):,} that are worst off with {best}."
+    alone = shown(ids, base, metric) if base else ()
+    return Devices("All devices", ids, facts(devices, rows), methods, alone, metric.unit, metric.better, note)
+
+
+def shown(ids: Sequence[str], values: ByDevice, metric: MetricInfo) -> list[float | None]:
+    """The values of devices in this order, percentages with two decimals; None for a device without a value."""
+    found = (values.get(name) for name in ids)
+    return [value if value is None or metric.unit != "%" else round(value, 2) for value in found]
+
+
+def worst(ids: Sequence[str], values: ByDevice, metric: MetricInfo) -> list[int]:
+    """The places of the `ROWS` devices with the worst values, in the order of the devices; those without come last."""
+    order = sorted(range(len(ids)), key=lambda k: metric.sign * values[ids[k]] if ids[k] in values else math.inf)
+    return sorted(order[:ROWS])
+
+
+def facts(devices: Mapping[str, Sequence[str]], rows: Sequence[int]) -> list[tuple[str, Sequence[str | int]]]:
+    """The team, the number of samples and of test samples of devices; several models are counted together."""
+    found: list[tuple[str, Sequence[str | int]]] = []
+    if any(devices.get("team", ())):
+        found.append(("team", [devices["team"][k] for k in rows]))
+    for name, column in (("samples", "samples"), ("test samples", "test")):
+        own = [values for title, values in devices.items() if f"_{title}".endswith(f"_{column}")]
+        found += [(name, [sum(int(values[k]) for values in own) for k in rows])] if own else []
+    return found
 
 
 # -- labels -------------------------------------------------------------------------------------------

@@ -92,6 +92,7 @@ def lines(figure: Any, block: Lines, looks: dict[str, Any]) -> None:
     keep_within(axis, block)
     axis.set_title(block.title, loc="left")
     legend(figure, [axis], "outside right upper" if beside else None)
+    caption(figure, block.note)
 
 
 def panels(figure: Any, block: Panels, looks: dict[str, Any]) -> None:
@@ -132,10 +133,13 @@ def plot(axis: Any, chart: Lines, looks: dict[str, Any]) -> None:
     if chart.x == "round":
         axis.xaxis.get_major_locator().set_params(integer=True)
     if chart.scale == "bytes":
-        from matplotlib.ticker import NullFormatter
+        from matplotlib.ticker import LogLocator, NullFormatter
 
         axis.set_xscale("log")
-        axis.xaxis.set_major_formatter(lambda value, _: size(value))
+        low, high = axis.get_xlim()
+        if high < 100 * low:  # powers of ten alone would be one or two ticks
+            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter(lambda value, _: size(value).replace(".0 ", " "))
         axis.xaxis.set_minor_formatter(NullFormatter())
     elif chart.scale == "log":
         axis.set_yscale("log")
@@ -193,8 +197,12 @@ def histogram(figure: Any, block: Histogram, looks: dict[str, Any]) -> None:
             axis.axvline(mark, color="0.2", linewidth=0.8, linestyle=(0, (2, 2)))
     for axis in axes.flat[len(block.series) :]:
         axis.set_visible(False)
-    figure.supxlabel(block.x, fontsize=8)
+    for axis in axes.flat[len(block.series) - columns : len(block.series)]:  # the lowest of each column
+        axis.set_xlabel(block.x)
+        axis.tick_params(labelbottom=True)
     figure.supylabel(block.y, fontsize=8)
+    figure.suptitle(block.title, fontsize=9, x=0.01, ha="left")
+    caption(figure, block.note)
 
 
 def tree(figure: Any, block: Tree, looks: dict[str, Any]) -> None:
@@ -219,6 +227,8 @@ def tree(figure: Any, block: Tree, looks: dict[str, Any]) -> None:
         axis.axis("off")
     for axis in axes.flat[len(block.methods) :]:
         axis.set_visible(False)
+    figure.suptitle(block.title, fontsize=9, x=0.01, ha="left")
+    caption(figure, block.note)
 
 
 # -- cells --------------------------------------------------------------------------------------------
@@ -249,6 +259,7 @@ def heat(figure: Any, block: Heat, looks: dict[str, Any]) -> None:
     axis.set_title(block.title, loc="left")
     bare(axis)
     figure.colorbar(image, ax=axis, label=block.unit, pad=0.02 if not block.ends else 0.16, fraction=0.03)
+    caption(figure, block.note)
 
 
 def matrices(figure: Any, block: Matrices, looks: dict[str, Any]) -> None:
@@ -265,8 +276,7 @@ def matrices(figure: Any, block: Matrices, looks: dict[str, Any]) -> None:
         image = axis.imshow(values, vmin=low, vmax=high, cmap="Blues", interpolation="nearest", rasterized=True)
         axis.set_facecolor("0.85")  # the diagonal
         axis.set_title(label)
-        axis.set_xticks([])
-        axis.set_yticks([])
+        axis.set(xticks=[], yticks=[], xlabel="to whom", ylabel="" if k % columns else "who listens")
         if block.groups:
             borders(axis, block.groups, down=True, named=k % columns == 0)
         bare(axis)
@@ -285,7 +295,7 @@ def borders(axis: Any, groups: Sequence[str], down: bool, named: bool = True) ->
         axis.axvline(end - 0.5, color="tab:orange", linewidth=0.6)
         if down:
             axis.axhline(end - 0.5, color="tab:orange", linewidth=0.6)
-    if named and len(starts) <= NAMED:
+    if named and 1 < len(starts) <= NAMED:
         middles = [(start + end - 1) / 2 for start, end in zip(starts, ends, strict=True)]
         names = [groups[start] for start in starts]
         (axis.set_yticks if down else axis.set_xticks)(middles, names)

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from polytier._text import counted
 from polytier.models.metrics import MetricInfo
 from polytier.runs.read import RunRecord, shared_metrics
 from polytier.runs.read_files import Record
@@ -56,6 +57,11 @@ class Study:
     def finished(self) -> list[Variant]:
         """The variants whose runs are finished."""
         return [variant for variant in self.variants if variant.finished]
+
+    @property
+    def single(self) -> bool:
+        """Whether all runs are of one method with one setting; charts then compare its kinds of models."""
+        return len({variant.like or variant.name for variant in self.variants}) == 1
 
     @cached_property
     def metrics(self) -> tuple[MetricInfo, ...]:
@@ -227,5 +233,5 @@ def data_title(run: RunRecord) -> str:
         data = "data given in Python" if config["data"] == PYTHON else Path(config["data"]).name
         what = f"{data}, {config.get('model', 'a model given in Python')}"
     how = config.get("partition") or (f"{config['per_class']} a class" if config.get("per_class") else "")
-    who = f"{len(tiers[-1]['ids']):,} devices" if tiers else ""
+    who = counted(len(tiers[-1]["ids"]), "device") if tiers else ""
     return ", ".join(part for part in (what, who, how) if part)

@@ -4,54 +4,95 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polytier._text import duration, size
+from polytier._text import counted, duration, size
+from polytier.files.write import write_text
 from polytier.models.metrics import MetricInfo
 from polytier.report import comparison, curves, device_charts, traffic_charts
 from polytier.report.blocks import Cell, Heading, Matrices, Section, Table, Text
 from polytier.report.comparison import DONE, LOCAL, SHARE
+from polytier.report.finding import finding
 from polytier.report.grouping import NO_SETTING, Study, Variant, settings_of, studies
 from polytier.report.heatmap import matrices
-from polytier.report.intervals import LEVEL, interval, interval_text
+from polytier.report.intervals import LEVEL, interval, interval_text, spread_note, with_spread
+from polytier.report.page import render
 from polytier.runs.read import RunRecord, score
-from polytier.runs.read_files import KINDS, check_result
+from polytier.runs.read_files import KINDS, RUNNING, Record, check_result
 from polytier.tree.collaboration import FILE
 
 UNTIL = 0.9  # default level of metrics for which higher is better
+ROOT = Path("/")  # the folders of runs are absolute
 FRAMES, CLIENTS = 16, 96  # rounds and rows of a collaboration matrix
 
 
-def page_of(folders: Sequence[Path]) -> tuple[str, str, list[Any]]:
-    """Title, subtitle and blocks of the page about all runs in these folders."""
+def page_of(folders: Sequence[Path], live: bool = False) -> tuple[str, str, list[Any]]:
+    """Title, subtitle and blocks of the page about all runs in these folders.
+
+    Args:
+        folders: Run folders, or folders that contain some.
+        live: Whether somebody watches: runs under way come first, or else the newest ones, and all others are folded.
+    """
     found = studies(folders)
+    title = found[0].title if len(found) == 1 else ", ".join(folder.resolve().name for folder in folders)
+    return title, contents(found), list(parts_of(found, live))
+
+
+def contents(found: Sequence[Study]) -> str:
+    """How many methods and runs there are, as text."""
     runs = [run for study in found for variant in study.variants for run in variant.runs]
     methods = {variant.like or variant.name for study in found for variant in study.variants}
-    open_ones = sum(not run.finished for run in runs)
-    parts = (count(len(methods), "method"), count(len(runs), "run"), f"{open_ones} unfinished" if open_ones else "")
-    blocks: list[Any] = []
-    if len(found) > 1:
-        text = (
-            f"These runs are on {len(found)} different data sets or models. Each has a separate part below; nothing "
-            "is averaged or compared across them."
-        )
-        blocks.append(Text(text))
-    for study in found:
-        blocks += [Heading(study.title), *blocks_of(study)]
-    title = found[0].title if len(found) == 1 else ", ".join(folder.resolve().name for folder in folders)
-    return title, " · ".join(part for part in parts if part), blocks[1:] if len(found) == 1 else blocks
+    late = sum(not run.finished for run in runs)
+    return " · ".join(
+        (counted(len(methods), "method"), counted(len(runs), "run"), *([f"{late} unfinished"] if late else []))
+    )
 
 
-def count(number: int, what: str) -> str:
-    """A number and what it counts, as text."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def parts_of(found: Sequence[Study], live: bool) -> Iterator[Any]:
+    """The blocks of each study, one after the other, with a heading if there are several."""
+    if len(found) == 1:
+        yield from blocks_of(found[0])
+        return
+    text = f"These runs are on {len(found)} different data sets or models. Each has a separate part below; nothing "
+    yield Text(text + "is averaged or compared across them.")
+    first = sorted(found, key=lambda study: (not running(study), -changed(study))) if live else found
+    shown = [study for place, study in enumerate(first) if not live or place == 0 or running(study)]
+    for study in shown:
+        yield from (Heading(study.title), *blocks_of(study))
+    if len(shown) < len(found):
+        yield Heading("Other runs")
+        for study in first[len(shown) :]:
+            yield Section(f"{study.title} · {contents([study])}", list(blocks_of(study)), folded=True)
+
+
+def running(study: Study) -> list[Variant]:
+    """The runs of a study that are under way."""
+    own = [variant for variant in study.variants if not variant.finished]
+    return [v for v in own if v.runs[0].state["state"] == RUNNING and not v.runs[0].abandoned]
+
+
+def changed(study: Study) -> float:
+    """When a run of the study was last written to."""
+    files = [run.folder / "metrics.jsonl" for variant in study.variants for run in variant.runs]
+    return max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
+
+
+def write_page(folders: Sequence[Path], path: Path) -> None:
+    """Write the page about all runs in these folders to a file."""
+    title, subtitle, blocks = page_of(folders)
+    write_text(path, render(title, blocks, subtitle))
 
 
 def blocks_of(study: Study) -> Iterator[Any]:
     """All blocks of a page about one study."""
+    found = results(study)
+    yield from (Text(progress(variant.runs[0], study.metric), leading=True) for variant in running(study))
+    if text := found.finding(study.metric):
+        yield Text(text, leading=True)
     yield from map(Text, study.notes)
-    yield summary_table(study)
+    yield summary_table(study, found)
     if study.finished and (models := models_table(study)).rows:
         yield models
     yield from curves.by_round(study)
@@ -72,7 +113,7 @@ def blocks_of(study: Study) -> Iterator[Any]:
 def summary_tables(folders: Sequence[Path], until: float | None = None) -> Iterator[tuple[str, Table, list[str]]]:
     """For each study: its title, the summary and notes on its runs."""
     for study in studies(folders):
-        yield study.title, summary_table(study, until), study.notes
+        yield study.title, summary_table(study, results(study, until)), study.notes
 
 
 def collaboration(study: Study) -> Iterator[Matrices]:
@@ -101,8 +142,32 @@ def alone(study: Study) -> Variant | None:
     return max(own, key=mean, default=None)
 
 
-def summary_table(study: Study, until: float | None = None) -> Table:
-    """One row per method, the best first; then unfinished runs. Columns without any value are left out.
+@dataclass(frozen=True)
+class Results:
+    """The finished runs of a study.
+
+    Args:
+        methods: Rows of `comparison.by_method`, the best first.
+        records: Those of `comparison.make_records`.
+        until: The level of the leading metric up to which bytes are counted.
+        local: The name of the runs of Local that others are compared with.
+    """
+
+    methods: Sequence[Record]
+    records: Sequence[Record]
+    until: float | None
+    local: str | None
+
+    def finding(self, metric: MetricInfo) -> str:
+        """What was found, in words."""
+        text = finding(self.methods, comparison.device_values(ROOT, self.records, metric), metric, self.local)
+        if any(record.get("models") for record in self.records):
+            text += " Figures are means over all models of a run."
+        return text
+
+
+def results(study: Study, until: float | None = None) -> Results:
+    """The results of the finished runs of a study.
 
     Args:
         study: Runs on the same data.
@@ -111,24 +176,42 @@ def summary_table(study: Study, until: float | None = None) -> Table:
     local, metric = alone(study), study.metric
     until = UNTIL if until is None and metric.better == "higher" else until
     entries = [entry(variant, run) for variant in study.finished for run in variant.runs]
-    records = comparison.make_records(Path("/"), entries, until, local.name if local else None, metric)
-    found = comparison.by_method(Path("/"), records, metric) if records else []
+    records = comparison.make_records(ROOT, entries, until, local.name if local else None, metric)
+    methods = comparison.by_method(ROOT, records, metric) if records else []
+    return Results(methods, records, until, local.name if local else None)
+
+
+def summary_table(study: Study, results: Results) -> Table:
+    """Runs under way; one row per method, the best first; other unfinished runs. Empty columns are left out."""
+    metric, found = study.metric, results.methods
     traffic = {v.name: interval(sum(map(sum_of, run.traffic().values())) for run in v.runs) for v in study.variants}
-    rows = [method_row(m, records, traffic[m["method"]], until, metric, len(found) > 1) for m in found]
-    rows += [
-        unfinished_row(variant, traffic[variant.name], metric) for variant in study.variants if not variant.finished
-    ]
+    now = running(study)
+    waiting = sorted((v for v in study.variants if not v.finished), key=lambda v: v not in now)
+    rows = [method_row(m, results, traffic[m["method"]], metric, len(found) > 1) for m in found]
+    late = [unfinished_row(variant, traffic[variant.name], metric) for variant in waiting]
+    rows = [*late[: len(now)], *rows, *late[len(now) :]]
     names = dict.fromkeys(name for row in rows for name in row)
     kept = [name for name in names if any(row.get(name, Cell("-")).text not in ("-", "never") for row in rows)]
-    notes = [f"Test {metric.name} of the last round, mean over devices, ± half the 95 % interval over seeds."]
+    spreads = spread_note(m[name] for m in found for name in (*KINDS, "worst_decile", "better_than_local"))
+    notes = [f"Test {metric.name} of the last round, mean over devices{'; ' if spreads else ''}{spreads}."]
     if sum(m["best"] for m in found) and len(found) > 1:
         test = f"Wilcoxon signed-rank over devices and seeds, p > {LEVEL}"
         notes.append(f"* the best, or a tie with it: {test}.")
-    if local:
+    if results.local:
         notes.append(
-            f"Better than Local: share of the devices whose value is worse with {local.name} and the same seed."
+            f"Better than Local: share of the devices whose value is worse with {results.local} and the same seed."
         )
     return Table("Summary", kept, [[row.get(name, Cell("-")) for name in kept] for row in rows], " ".join(notes))
+
+
+def progress(run: RunRecord, metric: MetricInfo) -> str:
+    """How far a run is, as a sentence."""
+    seen = [
+        f"{kind} {score(run.last[kind].get('test'), metric)}" for kind in KINDS if run.last.get(kind, {}).get("test")
+    ]
+    values = f" Test {metric.name} in round {run.last['round']}: {', '.join(seen)}." if seen else ""
+    name = f"{run.config['algorithm']}, seed {run.seed}"
+    return f"Under way: {name}, round {run.rounds:,} of {run.wanted:,}.{values}"
 
 
 def entry(variant: Variant, run: RunRecord) -> dict[str, Any]:
@@ -138,16 +221,11 @@ def entry(variant: Variant, run: RunRecord) -> dict[str, Any]:
 
 
 def method_row(
-    m: dict[str, Any],
-    records: Sequence[dict[str, Any]],
-    traffic: dict[str, Any] | None,
-    until: float | None,
-    metric: MetricInfo,
-    marked: bool,
+    m: Record, results: Results, traffic: dict[str, Any] | None, metric: MetricInfo, marked: bool
 ) -> dict[str, Cell]:
     """The cells of one method, by column; `m` is its row of `comparison.by_method`."""
-    best = m["best"] and marked
-    own = [record for record in records if record["method"] == m["method"]]
+    best, until = m["best"] and marked, results.until
+    own = [record for record in results.records if record["method"] == m["method"]]
     rounds = max(record["rounds"] for record in own)
     row = {"method": Cell(m["method"] + (" *" if best else ""), m["method"])}
     row |= {kind: metric_cell(m[kind], metric, best and kind == m["judged_by"]) for kind in KINDS}
@@ -156,8 +234,7 @@ def method_row(
     row["traffic"] = cell(traffic, size)
     if until is not None:
         reached = m["bytes_until"]
-        text = comparison.until_text(m).replace(" ± 0 B", "")
-        row[f"bytes until {metric.short(until)}"] = Cell(text, reached and reached["mean"])
+        row[f"bytes until {metric.short(until)}"] = Cell(comparison.until_text(m), reached and reached["mean"])
     row["groups found"] = cell(m["rand_index"], "{:.2f}".format)
     row["training"] = cell(m["seconds"], duration)
     row["seeds"] = Cell(", ".join(str(record["seed"]) for record in own), len(own))
@@ -172,17 +249,12 @@ def sum_of(ways: dict[str, int]) -> int:
 def metric_cell(found: dict[str, Any] | None, metric: MetricInfo, best: bool = False) -> Cell:
     """A mean with its interval; sorted by the mean as it is shown."""
     value = found["mean"] * metric.factor if found else None
-    return Cell(interval_text(exact(found), metric), value, "good" if best else "" if found else "muted")
+    return Cell(interval_text(found, metric), value, "good" if best else "" if found else "muted")
 
 
 def cell(found: dict[str, Any] | None, text: Any) -> Cell:
     """A mean with its interval for values that are not a metric, formatted by `text`."""
-    return Cell(comparison.shown(exact(found), text), found["mean"] if found else None, "" if found else "muted")
-
-
-def exact(found: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The interval without its half width if that is zero."""
-    return found and {**found, "half": found["half"] or None}
+    return Cell(with_spread(found, text), found["mean"] if found else None, "" if found else "muted")
 
 
 def unfinished_row(variant: Variant, traffic: dict[str, Any] | None, metric: MetricInfo) -> dict[str, Cell]:
@@ -206,7 +278,10 @@ def models_table(study: Study) -> Table:
         each = [run.summary["models"] for run in variant.runs if run.summary and run.summary.get("models")]
         for name in each[0] if each else ():
             own = [models[name] for models in each if name in models]
-            cells = [metric_cell(interval((model[k] or {}).get(metric.name) for model in own), metric) for k in KINDS]
+            cells = [
+                metric_cell(interval([(model[k] or {}).get(metric.name) for model in own], metric.limits), metric)
+                for k in KINDS
+            ]
             rows.append([variant.name, name, own[0]["algorithm"], *cells])
     kept = [0, 1, 2, *(k for k in range(3, 6) if any(row[k].text != "-" for row in rows))]
     columns, rows = ["run", "model", "method", *KINDS], [[row[k] for k in kept] for row in rows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -59,7 +60,7 @@ class Watched:
     def _make(self, version: str) -> str:
         """Render the page; while no run can be read, it shows the reason."""
         try:
-            title, subtitle, blocks = page_of([self.folder])
+            title, subtitle, blocks = page_of([self.folder], live=True)
         except (OSError, ValueError) as error:  # nothing there yet, or a file is just being written
             title, subtitle, blocks = str(self.folder), "waiting for a run", [Text(str(error))]
         return render(title, blocks, subtitle, version)
@@ -74,11 +75,13 @@ def serve(folder: Path, port: int, ready: Callable[[str], None]) -> None:
         ready: Called with the address once the server listens.
     """
     with make_server(folder, port) as server:
-        ready(f"http://{HOST}:{server.server_address[1]}/")
+        # not KeyboardInterrupt: raised inside a callback of the garbage collector, it would be lost
+        before = signal.signal(signal.SIGINT, lambda *_: threading.Thread(target=server.shutdown).start())
         try:
+            ready(f"http://{HOST}:{server.server_address[1]}/")
             server.serve_forever(poll_interval=0.2)
-        except KeyboardInterrupt:
-            return
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 def make_server(folder: Path, port: int) -> ThreadingHTTPServer:

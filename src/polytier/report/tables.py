@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from polytier._text import duration, size
+from polytier._text import counted, duration, size
 from polytier.models.metrics import MetricInfo
 from polytier.runs.read import RunRecord, bytes_until, score
 from polytier.runs.read_files import KINDS, RUNNING
@@ -40,11 +40,11 @@ def number(value: float | None) -> str:
 
 
 def result_table(summary: dict[str, Any], metric: MetricInfo) -> Table:
-    """The leading metric of each kind of model: last, best and chosen round, worst tenth of the devices."""
+    """The leading metric of each kind of model that there is: last, best and chosen round, worst tenth of devices."""
     best, chosen = summary["best"] or {}, summary["chosen"] or {}
     outer = [name for name in summary if name.startswith("team") and name not in ("team", "teams")]
     rows = []
-    for name in ("personal", *outer, "team", "global"):
+    for name in (name for name in ("personal", *outer, "team", "global") if summary[name]):
         rounds = [at_round(found.get(name), metric) for found in (best, chosen)]
         rows.append((name, score(summary[name], metric), *rounds, score(summary[name], metric, "_worst_decile")))
     columns = (f"test {metric.name}", "last", "best", "chosen on validation", "worst decile")
@@ -62,7 +62,7 @@ def other_metrics_table(summary: dict[str, Any], metrics: Sequence[MetricInfo]) 
     rows = []
     for metric in metrics:
         undefined = max((summary[kind].get(f"{metric.name}_undefined", 0) for kind in kinds), default=0)
-        note = f"undefined on {undefined} devices" if undefined else ""
+        note = f"undefined on {counted(undefined, 'device')}" if undefined else ""
         rows.append((metric.name, *(score(summary[kind], metric) for kind in kinds), note))
     columns = ("test, last round", *kinds, "")
     return table(columns, rows, right=True)
@@ -85,6 +85,32 @@ def traffic_table(summary: dict[str, Any]) -> Table:
     return table(("traffic", "down", "up"), rows, right=True)
 
 
+def sparsity_table(sparsity: dict[str, Any], codec: str) -> Table:
+    """How many parameters of the last models are not zero, and what the codec saves by leaving out zeros."""
+    rows = [
+        (
+            kind,
+            f"{100 * found['nonzeros']:.1f} %",
+            size(found["bytes"]),
+            size(found["float32"]),
+            f"{round(100 * (1 - found['bytes'] / found['float32']), 1) + 0.0} %",  # + 0.0: never "-0.0"
+        )
+        for kind, found in sparsity.items()
+    ]
+    return table((f"last models, {codec}", "not zero", "a message", "as float32", "saved"), rows, right=True)
+
+
+def groups_text(found: dict[str, Any]) -> str:
+    """The groups of clients that a method has learned, and what to try if they divide nothing."""
+    text = f"{counted(found['groups'], 'group')} learned"
+    if "clients" in found:
+        text += f" of {counted(found['clients'], 'client')}"
+    if "adjusted_rand_index" in found:
+        match = f"adjusted Rand index {found['adjusted_rand_index']:.2f}, contrast {found['contrast'] or 0:.2f}"
+        text += f"; against the true ones: {match}"
+    return text + (f"\n{found['advice']}" if found.get("advice") else "")
+
+
 def title(config: dict[str, Any]) -> str:
     """The method, the data and the model."""
     models = config.get("models")
@@ -95,27 +121,34 @@ def title(config: dict[str, Any]) -> str:
 
 def print_summary(console: Console, config: dict[str, Any], summary: dict[str, Any], folder: Path) -> None:
     """Print the result of a run."""
-    teams = f" in {summary['teams']} teams" if summary["teams"] else ""
+    teams = f" in {counted(summary['teams'], 'team')}" if summary["teams"] else ""
     line(console, f"{title(config)}, seed {summary['seed']}", style="bold")
-    who = f"{summary['devices']} devices{teams}"
-    line(console, f"{who}, {summary['parameters']:,} parameters, {summary['rounds']} rounds\n")
+    who = f"{counted(summary['devices'], 'device')}{teams}"
+    line(console, f"{who}, {counted(summary['parameters'], 'parameter')}, {counted(summary['rounds'], 'round')}\n")
     metric, *others = RunRecord(folder).metrics
     models = summary.get("models")
-    console.print(models_table(models, metric) if models else result_table(summary, metric))
+    if models or any(summary[kind] for kind in KINDS):
+        console.print(models_table(models, metric) if models else result_table(summary, metric))
+    else:
+        line(console, "no device has test samples; the training loss is in metrics.jsonl")
     if others or any((summary[kind] or {}).get(f"{metric.name}_undefined") for kind in KINDS):
         console.print()
         console.print(other_metrics_table(summary, [metric, *others]))
     console.print()
     console.print(traffic_table(summary))
     console.print()
+    if summary.get("sparsity"):
+        console.print(sparsity_table(summary["sparsity"], config["codec"]))
+        console.print()
     speed = summary["device_steps_per_second"] or 0
     line(console, f"{duration(summary['seconds'])} of training, {speed:,.0f} device steps per second")
     if "collaboration" in summary:
-        found = summary["collaboration"]
-        match = f"adjusted Rand index {found['adjusted_rand_index']:.2f}, contrast {found['contrast'] or 0:.2f}"
-        line(console, f"{found['groups']} groups learned; against the true ones: {match}")
+        line(console, groups_text(summary["collaboration"]))
     if summary["never_took_part"]:
-        line(console, f"{summary['never_took_part']} devices never took part and still have the initial model")
+        line(
+            console,
+            f"the initial model is kept by {counted(summary['never_took_part'], 'device')} that never took part",
+        )
     line(console, f"run folder: {folder}")
 
 
@@ -153,5 +186,5 @@ def gain_table(found: dict[str, Any]) -> Table:
     low, high = found["interval"] or (None, None)
     spread = "" if low is None else f" ({number(low)} to {number(high)})"
     rows.append(("mean", "", f"{number(found['mean'])}{spread}"))
-    columns = (f"{found['models']} models, T1 = {found['single']}", "TM", "gain (95 % interval)")
+    columns = (f"{found['models']} models, T1 = {found['single']}", "TM", "gain (95 % interval; two seeds: range)")
     return table(columns, rows, right=True)

@@ -55,7 +55,7 @@ def against_bytes(study: Study) -> Lines:
     lines: list[Series] = []
     for variant in study.variants:
         judge = judge_of(variant, kinds)
-        found = line(variant, picker(judge, split, metric), sent) if judge else None
+        found = line(variant, picker(judge, split, metric), sent, metric.axis_limits) if judge else None
         lines += [found] if found else []
     moving = [series for series in lines if max(series.x) > 0]
     low = min((x for series in moving for x in series.x if x > 0), default=1.0)
@@ -77,7 +77,7 @@ def sparsity(study: Study) -> Iterator[Panels | Table | Text | None]:
     rows, any_zero = [], False
     for variant in study.finished:
         shares = [zeros(run.folder) for run in variant.runs]
-        kinds = {kind: interval(share.get(kind) for share in shares) for kind in KINDS}
+        kinds = {kind: interval([share.get(kind) for share in shares], SHARE.limits) for kind in KINDS}
         any_zero |= any(found and found["mean"] >= 0.001 for found in kinds.values())
         config, parameters = variant.runs[0].config, (variant.runs[0].summary or {}).get("parameters", 0)
         codec = str(config.get("codec", ""))

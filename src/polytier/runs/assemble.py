@@ -265,7 +265,9 @@ def make_context(
     if (*key, spec.batching) not in objectives:
         if module is None:
             check_kinds(spec.model, federation, default=loss is None)
-        made = module or make_model(spec.model, tuple(federation.x.shape[1:]), federation.num_classes, spec.seed)
+        made = module or make_model(
+            spec.model, tuple(federation.x.shape[1:]), federation.num_classes, spec.seed, tuple(federation.y.shape[1:])
+        )
         tried = judged if (loss is not None or metrics is not None) and predicts_outputs(algorithm) else None
         objective = make_objective(spec, made, loss or default_loss(made, classes), federation, tried)
         objectives[*key, spec.batching] = objectives[*key, objective.batching] = made, objective

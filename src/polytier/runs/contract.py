@@ -8,6 +8,7 @@ nothing in attributes. Under these conditions the result does not depend on tile
 from __future__ import annotations
 
 import pickle
+import random
 import tempfile
 from collections.abc import Callable
 from dataclasses import fields
@@ -28,6 +29,10 @@ from polytier.runs.loop import Callback, Loop, make_loop
 from polytier.runs.run import Run
 from polytier.stack.rows import Rows, as_dict, map_rows, pack
 
+DRAWS = (
+    "a program draws from the node it is given: node.uniform(purpose, k) is k numbers in [0, 1) per node, "
+    "node.shared(purpose, k) the same k at all nodes, torch.special.ndtri(node.uniform(...)) normal ones"
+)
 ALONE = "a program treats each row by itself: no mean or sum over the first axis, no x @ M"
 
 
@@ -86,7 +91,8 @@ def check_algorithm(
     run(Watched(algorithm))  # first, because its messages are more precise than those of the checks below
     expected = run()
     check_models(name, expected)
-    same(run(), "a second run", "what lasts goes into local.keep or what server returns, never into attributes")
+    lasting = "what lasts goes into local.keep or what server returns, never into attributes"
+    same(run(), "a second run", f"{lasting}; {DRAWS}")
     same(run(tile=1), "one device at a time", f"device mixes rows; {ALONE}")
     same(run(inner_tile=1), "one team at a time", f"team mixes rows; {ALONE}")
     same(run(engine="loopback"), "every node alone, its messages as bytes,", ALONE)
@@ -200,7 +206,7 @@ class Absent(Callback):
 
 
 class Watched:
-    """Wraps a method and checks that its programs do not change their arguments and return rows of the right dtype."""
+    """Wraps a method and checks its programs: arguments are not changed, answers have the right dtype, no own draws."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
@@ -216,7 +222,9 @@ class Watched:
         def program(*given: Any) -> Any:
             rows, *others = given
             before = map_rows(torch.clone, rows) if isinstance(rows, Tensor | dict) else None
+            drawn = global_draws()
             answer = member(*given)
+            assert drawn == global_draws(), f"{where} draws random numbers from torch, NumPy or Python; {DRAWS}"
             left_alone = before is None or not differing(as_dict(before), as_dict(rows))
             assert left_alone, f"{where} changes its argument; return new rows (x = x - step, not x -= step)"
             if others and isinstance(others[0], Node) and answer is not None:
@@ -224,6 +232,11 @@ class Watched:
             return answer
 
         return program
+
+
+def global_draws() -> tuple[bytes, str, Any]:
+    """The states of the generators that all code of a process shares; they change when a number is drawn."""
+    return torch.get_rng_state().numpy().tobytes(), repr(np.random.get_state()), random.getstate()  # noqa: NPY002
 
 
 def check_answer(where: str, answer: Any, node: Node, state: Rows | None) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from polytier._errors import missing
 from polytier.data.federation import as_tensor
 from polytier.data.own import own_column, read_arrays
-from polytier.data.pack import dtype_name
 from polytier.data.sources import reading
 from polytier.files.write import atomic, write_bytes
 from polytier.runs.folder import about_inputs
@@ -34,27 +37,10 @@ def check_target(path: Path, *endings: str) -> None:
         raise ValueError(f"{path.name} cannot be written: the folder {path.parent} does not exist")
 
 
-def read_inputs(path: Path, run: Run) -> Tensor:
-    """The array `x` of an .npz file, after a check that the model accepts it."""
+def read_inputs(path: Path) -> Tensor:
+    """The array `x` of an .npz file."""
     with reading(path, "an .npz file", "write it by np.savez(file, x=...)"):
-        x = torch.from_numpy(own_column(read_arrays(path, ("x",), ("x",))["x"], "x", "biuf"))
-    wanted = run.context.population
-    x = x.unsqueeze(1) if x.ndim == 1 else x
-    if tuple(x.shape[1:]) != wanted.shape:
-        raise ValueError(f"{path}: a sample is {tuple(x.shape[1:])}; the model was trained on {wanted.shape}")
-    if kind_of(x.dtype) != kind_of(wanted.dtype):
-        # inputs in another scale would give wrong predictions without an error
-        trained = f"the model was trained on {dtype_name(wanted.dtype)}"
-        raise ValueError(f"{path}: x is {dtype_name(x.dtype)}; {trained}, scaled as those were")
-    bad = ~torch.isfinite(x.reshape(len(x), -1)).all(1)
-    if bad.any():
-        first = int(bad.nonzero()[0])
-        raise ValueError(f"{path}: x has NaN or infinity in {int(bad.sum())} rows, the first is row {first}")
-    return x
-
-
-def kind_of(dtype: torch.dtype) -> str:
-    return "float" if dtype.is_floating_point else "image" if dtype == torch.uint8 else "whole number"
+        return torch.from_numpy(own_column(read_arrays(path, ("x",), ("x",))["x"], "x", "biuf"))
 
 
 def outputs(run: Run, module: nn.Module, x: Tensor) -> Tensor:
@@ -68,25 +54,25 @@ def outputs(run: Run, module: nn.Module, x: Tensor) -> Tensor:
 def predict(run: Run, row: Tensor, data: Path, target: Path) -> int:
     """Write y (the class, if there are classes) and scores (the outputs) for x; returns the number of samples."""
     check_target(target, ".npz")
-    labels, scores = predictions(run, row, read_inputs(data, run))
+    labels, scores = predictions(run, row, read_inputs(data), f"{data}, x")
     with atomic(target) as partial, partial.open("wb") as file:
         np.savez(file, y=labels, scores=scores)
     return len(scores)
 
 
-def predictions(run: Run, row: Tensor, x: Any) -> tuple[np.ndarray, np.ndarray]:
+def predictions(run: Run, row: Tensor, x: Any, what: str = "x") -> tuple[np.ndarray, np.ndarray]:
     """The classes (the outputs, if targets are not classes) and the outputs of a model, one row per sample."""
-    given = as_tensor(x)
-    inputs = run.context.population.inputs(given.float() if given.is_floating_point() else given)
-    scores = outputs(run, run.as_module(row), inputs)
+    scores = outputs(run, run.as_module(row), run.context.population.inputs(as_tensor(x), what))
     classes = run.context.population.num_classes is not None and len(scores)
     return (scores.argmax(-1) if classes else scores).numpy(), scores.numpy()
 
 
 def export(run: Run, row: Tensor, target: Path, owner: str) -> None:
-    """Write one model: its parameters (.safetensors), or a program that runs without this package (.pt2)."""
-    check_target(target, ".safetensors", ".pt2")
-    if target.suffix == ".pt2":
+    """Write one model: its parameters (.safetensors), or a program that runs without this package (.pt2, .onnx)."""
+    check_target(target, ".safetensors", *PROGRAMS)
+    if target.suffix == ".onnx" and None in map(find_spec, ("onnx", "onnxscript")):
+        raise missing("onnx")
+    if target.suffix in PROGRAMS:
         export_program(run, row, target)
     else:
         export_parameters(run, row, target, owner)
@@ -106,27 +92,61 @@ def export_parameters(run: Run, row: Tensor, target: Path, owner: str) -> None:
 
 
 def export_program(run: Run, row: Tensor, target: Path) -> None:
-    """Write a model as a .pt2 program."""
+    """Write a model as a program, and check that the program gives the same outputs."""
     module = run.as_module(row)
-    with warnings.catch_warnings():
+    write, read = PROGRAMS[target.suffix]
+    with warnings.catch_warnings(), atomic(target) as partial:
         warnings.simplefilter("ignore")  # warnings about tracing internals
-        with atomic(target) as partial:
-            try:
-                batch = torch.export.Dim("batch")
-                program = torch.export.export(module, (example(run, 2),), dynamic_shapes=({0: batch},))
-                with partial.open("wb") as file:
-                    torch.export.save(program, file)
-                with partial.open("rb") as file:
-                    again: Any = torch.export.load(file).module()
-                for size in (1, 3):
-                    x = example(run, size)
-                    with torch.no_grad():
-                        torch.testing.assert_close(again(x), module(x))
-            except (RuntimeError, ValueError, AssertionError, TypeError, NotImplementedError) as error:
-                reason = str(error).strip().splitlines()[0]
-                raise ValueError(
-                    f"this model cannot be exported as a .pt2 file: {reason}; export it as .safetensors"
-                ) from error
+        try:
+            batch = ({0: torch.export.Dim("batch")},)
+            write(torch.export.export(module, (example(run, 2),), dynamic_shapes=batch), partial)
+            again = read(partial)
+            for size in (1, 3):
+                x = example(run, size)
+                with torch.no_grad():
+                    torch.testing.assert_close(again(x), module(x))
+        except (RuntimeError, ValueError, AssertionError, TypeError, NotImplementedError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ValueError(
+                f"this model cannot be exported as a {target.suffix} file: {reason}; export it as .safetensors"
+            ) from error
+
+
+def write_pt2(program: torch.export.ExportedProgram, path: Path) -> None:
+    """Write a program for torch."""
+    with path.open("wb") as file:
+        torch.export.save(program, file)
+
+
+def read_pt2(path: Path) -> Callable[[Tensor], Tensor]:
+    """The program in a .pt2 file as a function."""
+    with path.open("rb") as file:
+        return torch.export.load(file).module()
+
+
+def write_onnx(program: torch.export.ExportedProgram, path: Path) -> None:
+    """Write a program for ONNX runtimes; its input is named x, its output outputs."""
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns about operators that are not installed
+    names: Any = {"input_names": ["x"], "output_names": ["outputs"]}
+    made = torch.onnx.export(program, dynamo=True, verbose=False, **names)
+    assert made is not None
+    path.write_bytes(made.model_proto.SerializeToString())
+
+
+def read_onnx(path: Path) -> Callable[[Tensor], Tensor]:
+    """The program in an .onnx file as a function, by the reference implementation of ONNX."""
+    from onnx.reference import ReferenceEvaluator
+
+    evaluator = ReferenceEvaluator(path.read_bytes())
+
+    def call(x: Tensor) -> Tensor:
+        found: Any = evaluator.run(None, {"x": x.numpy()})
+        return torch.from_numpy(found[0])
+
+    return call
+
+
+PROGRAMS = {".pt2": (write_pt2, read_pt2), ".onnx": (write_onnx, read_onnx)}  # how programs are written and read again
 
 
 def example(run: Run, size: int) -> Tensor:

@@ -232,12 +232,11 @@ def write_models(folder: Path, run: Run) -> None:
     Frozen parameters are not in the files. Their digest is, so that `Run.load` can compare them with the given model.
     """
     make_folder(folder)
-    everywhere = None if run.global_ is None else run.global_.unsqueeze(0)
     ids = {"personal": run.device_ids, "team": run.team_ids, "global": np.array(["server"])}
     about = json.dumps(about_inputs(run.context.population))
     frozen = run.context.objective.frozen
     meta = {"inputs": about, **({"frozen": digest(frozen)} if frozen else {})}
-    for kind, rows in zip(KINDS, (run.personal, run.team, everywhere), strict=True):
+    for kind, rows in ((kind, run.rows(kind)) for kind in KINDS):
         if rows is not None:
             parameters = run.context.objective.parameters(rows)
             content = pieces(parameters, ids=json.dumps(ids[kind].tolist()), **meta)
@@ -245,10 +244,11 @@ def write_models(folder: Path, run: Run) -> None:
 
 
 def about_inputs(population: Population) -> dict[str, Any]:
-    """Shape, dtype and scaling of the inputs, so that a run folder can be used without the data."""
+    """The form of inputs (shape, dtype, scaling) and targets (classes, shape), to use a run folder without the data."""
     scaling = {
         name: None if value is None else [dtype_name(value.dtype), value.tolist()]
         for name, value in (("scale", population.scale), ("shift", population.shift))
     }
     shape, dtype = list(population.shape), dtype_name(population.dtype)
-    return {"shape": shape, "dtype": dtype, "classes": population.num_classes, **scaling}
+    targets = {"classes": population.num_classes, "targets": list(population.target_shape)}
+    return {"shape": shape, "dtype": dtype, **targets, **scaling}

@@ -105,7 +105,7 @@ def load_model(
             raise ValueError(
                 f"the model of {folder} was given in Python; give it again: Run.load(DIR, model=...), several by name"
             )
-        model = make_model(spec.model, tuple(about["shape"]), about["classes"], spec.seed)
+        model = make_model(spec.model, tuple(about["shape"]), about["classes"], spec.seed, tuple(about["targets"]))
     dtype: torch.dtype = getattr(torch, spec.dtype)
     algorithm = make_method(spec.algorithm, spec.set)
     if algorithm.tiers == 2:
@@ -194,6 +194,7 @@ def read_population(about: dict[str, Any], topology: Topology) -> Population:
         counts=torch.zeros(len(ids), 3, dtype=torch.int64),
         shape=tuple(about["shape"]),
         dtype=getattr(torch, about["dtype"]),
+        target_shape=tuple(about["targets"]),
         num_classes=about["classes"],
         scale=read_tensor(about["scale"]),
         shift=read_tensor(about["shift"]),
@@ -229,7 +230,8 @@ def read_models(folder: Path) -> tuple[dict[str, tuple[dict[str, Tensor], np.nda
                     meta = file.metadata()
                     parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                     found[path.stem] = parts, np.array(json.loads(meta["ids"]))
-                    about = {**json.loads(meta["inputs"]), "frozen": meta.get("frozen")}
+                    # runs of version 0.1 do not name the shape of a target; no model of theirs depends on it
+                    about = {"targets": (), **json.loads(meta["inputs"]), "frozen": meta.get("frozen")}
             except (SafetensorError, OSError, KeyError, TypeError) as error:
                 raise ValueError(f"{path} cannot be read: {error}; resume or repeat the run") from None
     if about is None:

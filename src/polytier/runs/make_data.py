@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from polytier.data.sources import GENERATED, default_dir
 from polytier.files.read import check_path
 from polytier.runs.spec import RunSpec, read_numbers, read_teams, settings
 from polytier.tree.topology import Topology, nested
+
+log = logging.getLogger("polytier")
 
 
 def absolute_formation(text: str) -> str:
@@ -40,14 +43,24 @@ def make_data(
     for name, spec in specs.items():
         ready = given[name]
         if ready is not None:
-            federations[name], complete[name] = ready, spec
+            federations[name], complete[name] = ready, with_fitting_model(spec, ready)
             continue
         key = repr([getattr(spec, k) for k in own])
         if key not in made:
             made[key] = make_federation(spec)
         federations[name], found = made[key]
-        complete[name] = spec.replace(**{k: getattr(found, k) for k in decided})
+        own_spec = spec.replace(**{k: getattr(found, k) for k in decided})
+        complete[name] = with_fitting_model(own_spec, federations[name])
     return federations, complete
+
+
+def with_fitting_model(spec: RunSpec, federation: Federation) -> RunSpec:
+    """The specification with a model for numbers if the targets are no classes and the model is mclr, the default."""
+    if federation.num_classes is not None or spec.model != "mclr":
+        return spec
+    model = "quadratic" if spec.data.partition(":")[0] in GENERATED else "linear"
+    log.info("the targets are numbers: model %s instead of mclr", model)
+    return spec.replace(model=model)
 
 
 def needs_files(data: str) -> bool:
@@ -84,6 +97,8 @@ def make_federation(spec: RunSpec) -> tuple[Federation, RunSpec]:
         split=split,
         standardize=spec.standardize,
         seed=spec.seed,
+        device_column=spec.device_column,
+        team_column=spec.team_column,
     )
     found: dict[str, Any] = {
         "data_dir": None if directory is None else str(directory),

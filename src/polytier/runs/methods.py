@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from polytier._errors import unknown
@@ -31,7 +32,10 @@ def own_class(name: str) -> type[Algorithm]:
     try:
         kind = load(name)
     except ValueError as error:
-        raise ValueError(f"algorithm {name} cannot be imported ({error}); give package.module:Class") from None
+        raise ValueError(
+            f"algorithm {name} cannot be imported ({error}); give package.module:Class, importable from "
+            f"{Path.cwd()}, or one of {', '.join(ALGORITHMS)}"
+        ) from None
     if not isinstance(kind, type) or not issubclass(kind, Algorithm):
         raise ValueError(f"algorithm {name} is not a polytier.Algorithm; derive your class from it")
     return kind

@@ -165,6 +165,11 @@ class Run:
 
     # -- models --------------------------------------------------------------------------------------
 
+    def rows(self, kind: str) -> Tensor | None:
+        """[nodes, d] the models of a kind: "personal", "team" or "global"; None if there are none."""
+        everywhere = None if self.global_ is None else self.global_.unsqueeze(0)
+        return {"personal": self.personal, "team": self.team, "global": everywhere}[kind]
+
     def row(self, *, device: Any = None, team: Any = None) -> Tensor:
         """The parameters of one model as a vector.
 

@@ -6,6 +6,7 @@ editors (`polytier schema`), its row in docs/settings.md, how reports group runs
 
 from __future__ import annotations
 
+import logging
 import os
 import tomllib
 import types
@@ -19,8 +20,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from polytier._errors import short, unknown
 from polytier._text import finite, whole
-from polytier.files.read import check_file
+from polytier.files.read import NoFile, check_file
 
+log = logging.getLogger("polytier")
 MOST, MOST_WORKERS = (1 << 31) - 1, 4096  # of rounds, devices, ...; of processes
 PYTHON = "python"  # replaces a name if the part was given as a Python object
 SCOPES = {  # the scope of a setting, and the title of its group of flags
@@ -113,7 +115,19 @@ class RunSpec(BaseModel):
     data_dir: str | None = setting(
         None, "where the files of the data set are: DIR, DIR/NAME and DIR/raw are searched", "data", per_model=True
     )
-    model: str = setting("mclr", "a model by name, or your own package.module:factory", "model", per_model=True)
+    device_column: str | None = setting(
+        None, "the array of your own FILE.npz that names devices", "data", shown="device", per_model=True
+    )
+    team_column: str | None = setting(
+        None, "the array of your own FILE.npz that names teams", "data", shown="team, if there is one", per_model=True
+    )
+    model: str = setting(
+        "mclr",
+        "a model by name, or your own package.module:factory",
+        "model",
+        shown="mclr; for targets that are numbers, linear",
+        per_model=True,
+    )
     train: str = setting(
         "all", "which parameters train: all, head or layers=PATTERN; the others are not sent", "model", per_model=True
     )
@@ -321,6 +335,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         check_file(path)
         values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except NoFile:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read as a TOML file: {short_line(error)}") from None
     values.pop("versions", None)
@@ -351,17 +367,39 @@ def check_named(values: Mapping[str, Any], where: Path, advice: str) -> None:
         )
 
 
-def read_spec(what: str | None, flags: Mapping[str, Any], fields: Sequence[str] = ()) -> RunSpec:
-    """The specification from ALGORITHM or FILE.toml, flags and `FIELD=VALUE` texts. Flags override the file."""
-    values: dict[str, Any] = {}
-    if what is not None and is_file(what):
-        values = read_toml(Path(what))
-    elif what is not None:
-        values["algorithm"] = what
+def read_spec(
+    what: str | None, flags: Mapping[str, Any], fields: Sequence[str] = (), file: str | None = None
+) -> RunSpec:
+    """The specification from METHOD, FILE.toml or both, flags and `FIELD=VALUE` texts.
+
+    Args:
+        what: METHOD or FILE.toml.
+        flags: Settings by name; they override the file.
+        fields: `FIELD=VALUE` texts; they override the fields in the file.
+        file: FILE.toml, if `what` is a METHOD. METHOD overrides the method of the file. The fields in the file belong
+            to the method of the file, if it names one: they are not used for another.
+    """
+    method, file = method_and_file(what, file)
+    values = {} if file is None else read_toml(Path(file))
+    if method is not None:
+        if values.get("algorithm", method) != method and values.pop("set", None):
+            log.info("%s: its fields (set) are those of %s; %s does not use them", file, values["algorithm"], method)
+        values["algorithm"] = method
     values |= flags
     if fields:
         values["set"] = merge_fields(values.get("set", {}), fields)
     return check_spec(values)
+
+
+def method_and_file(what: str | None, file: str | None) -> tuple[str | None, str | None]:
+    """METHOD and FILE.toml of a command that takes one of them, or both in this order."""
+    if what is not None and is_file(what):
+        if file is not None:
+            raise ValueError(f"{what!r} and {file!r}: give METHOD, FILE.toml, or both in this order")
+        return None, what
+    if file is not None and not is_file(file):
+        raise ValueError(f"{file!r} is not a FILE.toml; give METHOD, FILE.toml, or both in this order")
+    return what, file
 
 
 def is_file(what: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from polytier.data.federation import SPLITS
+from polytier.messages.codec import CODECS, Sparse, make_codec
 from polytier.messages.ledger import add_up
 from polytier.models.metrics import MetricInfo
 from polytier.runs.csv_cells import as_cell
@@ -23,8 +24,6 @@ def summary(run: Run) -> dict[str, Any]:
     """The content of summary.json."""
     context, topology = run.context, run.context.topology
     models = {name: of_model(part) for name, part in run.models.items()}
-    last = max(run.collaboration, default=None)
-    true = None if last is None else context.true_groups(1)
     return {
         "algorithm": method_name(run.algorithm),
         "seed": context.seed,
@@ -40,8 +39,32 @@ def summary(run: Run) -> dict[str, Any]:
         "parameters": sum(part.context.objective.dimension for part in run.parts),
         "never_took_part": never_took_part(run),
         **({"models": models} if models else {}),
-        **({} if last is None or true is None else {"collaboration": run.collaboration[last].match(true)}),
+        **({"collaboration": learned_groups(run)} if run.collaboration else {}),
+        **({"sparsity": sparsity(run)} if isinstance(CODECS.get(run.spec.codec or ""), Sparse) else {}),
     }
+
+
+def learned_groups(run: Run) -> dict[str, Any]:
+    """The groups that follow from the last weights between clients, and advice if they divide nothing."""
+    weights, true = run.collaboration[max(run.collaboration)], run.context.true_groups(1)
+    found = {"groups": int(weights.groups().max()) + 1} if true is None else weights.match(true)
+    advice = run.algorithm.advice_on_groups(int(found["groups"]), len(weights))
+    return {**found, "clients": len(weights), **({"advice": advice} if advice else {})}
+
+
+def sparsity(run: Run) -> dict[str, Any]:
+    """By kind of model: the share of parameters that are not zero, and the mean bytes of a model, encoded and dense."""
+    codec, found = make_codec(run.spec.codec or ""), {}
+    for kind in KINDS:
+        rows = [rows for part in run.parts if (rows := part.rows(kind)) is not None]
+        if rows:
+            number = sum(len(each) for each in rows)
+            found[kind] = {
+                "nonzeros": sum(int((each != 0).sum()) for each in rows) / sum(each.numel() for each in rows),
+                "bytes": sum(int(codec.nbytes(each).sum()) for each in rows) / number,
+                "float32": sum(int(CODECS["float32"].nbytes(each).sum()) for each in rows) / number,
+            }
+    return found
 
 
 def figures(run: Run) -> dict[str, Any]:

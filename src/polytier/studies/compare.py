@@ -1,8 +1,8 @@
 """Compares several methods on the same data with the same settings: the runs and their processes.
 
 The folder of a comparison contains, for every method and seed, METHOD-SEED.toml, the requested settings, and
-METHOD-SEED, the run folder; then compare.json and compare.csv. Repeating the command continues the comparison:
-finished runs are reused, others are resumed.
+METHOD-SEED, the run folder; then compare.json, compare.csv and report.html. Repeating the command continues the
+comparison: finished runs are reused, others are resumed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from polytier._errors import FAULT, Stopped
 from polytier._errors import INTERRUPTED as EXIT_INTERRUPTED
 from polytier._terminal import say, silence, wide_console
 from polytier.method.algorithm import Algorithm
-from polytier.report import comparison
+from polytier.report import comparison, page_contents
 from polytier.report.comparison import DONE, FILE, INTERRUPTED, NOT_APPLICABLE, WAITING
 from polytier.runs.assemble import assemble
 from polytier.runs.defaults import settings
@@ -70,6 +70,8 @@ def compare_methods(
             run_tasks(tasks, out, jobs, show)
         finally:
             methods, records = write()
+        if any(task.state == DONE for task in tasks):
+            page_contents.write_page([out], out / comparison.PAGE)
     if as_json:
         print((out / FILE).read_text(encoding="utf-8"), end="")
     elif quiet:

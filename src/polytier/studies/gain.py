@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from math import inf
 from statistics import fmean, stdev
 from typing import Any
 
 from polytier.models.metrics import Metric
+from polytier.report.intervals import interval
 from polytier.runs.assemble import assemble
 from polytier.runs.evaluate import evaluate
 from polytier.runs.loop import Loop
@@ -55,14 +57,9 @@ class Gain:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % confidence interval of the mean (Student's t); None with fewer than two seeds."""
-        if self.mean is None or self.deviation is None:
-            return None
-        from scipy.stats import t
-
-        n = len(self.gains)
-        half = float(t.ppf(0.975, n - 1)) * self.deviation / n**0.5
-        return self.mean - half, self.mean + half
+        """The 95 % interval of the mean (Student's t); the range of two seeds; None with fewer."""
+        found = interval(self.gains.values(), (0, inf))
+        return None if found is None or found["seeds"] < 2 else (found["low"], found["high"])
 
     def as_dict(self) -> dict[str, Any]:
         """All values, for JSON."""

@@ -19,7 +19,7 @@ from polytier import papers
 from polytier._errors import FAULT, Stopped
 from polytier._errors import INTERRUPTED as EXIT_INTERRUPTED
 from polytier._terminal import say, silence, wide_console
-from polytier._text import duration
+from polytier._text import counted, duration
 from polytier.algorithms.fedavg import FedAvg
 from polytier.data.build import build_federation, load_source
 from polytier.data.federation import Federation
@@ -172,7 +172,7 @@ def print_plan(runs: Mapping[str, PlannedRun], tasks: Sequence[Task], samples: M
     wide_console().print(table(("run", "seeds", "data", "model", "settings", "steps", "time per seed"), rows))
     for reason in dict.fromkeys(task.reason for task in tasks if task.reason):
         say(reason)
-    line(wide_console(), f"{len(tasks)} runs, about {total / 3600:.1f} hours of training on one core")
+    line(wide_console(), f"{counted(len(tasks), 'run')}, about {total / 3600:.1f} hours of training on one core")
 
 
 def cost(task: Task, timed: dict[Any, float], samples: Mapping[str, Sample | str]) -> tuple[float | None, float | None]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from polytier.data.sources.celeba import celeba
 from polytier.data.sources.cifar import cifar_10, cifar_100
-from polytier.data.sources.digits import digits
+from polytier.data.sources.digits import digits, digits_at_sites
 from polytier.data.sources.files import default_dir, reading
 from polytier.data.sources.generated import (
     clustered_quadratics,
@@ -26,6 +26,7 @@ __all__ = ["GENERATED", "SOURCES", "Source", "default_dir", "reading"]
 
 # functions (data_dir, num_devices, seed, *, own arguments)
 GENERATED: dict[str, Callable[..., Source]] = {
+    "digits-sites": digits_at_sites,
     "synthetic": synthetic_devices,
     "quadratics": quadratic_devices,
     "tridiagonal": tridiagonal_devices,

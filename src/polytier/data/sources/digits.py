@@ -1,4 +1,4 @@
-"""The handwritten digits that come with scikit-learn."""
+"""The handwritten digits that come with scikit-learn, as they are and as the scanners of four sites see them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
+from polytier.data.partition import dirichlet
 from polytier.data.sources.source import Source
+from polytier.data.teams import blocks
+
+NUM_SITES = 4  # one for each quarter turn
+MIX = 0.5  # parameter of the Dirichlet distribution
+FEWEST = 20  # images per device
+SITES = 0xB3  # random numbers of the sites have a key of their own
 
 
 def digits(data_dir: Path | None = None) -> Source:
@@ -19,3 +26,18 @@ def digits(data_dir: Path | None = None) -> Source:
     table = np.loadtxt(Path(places.submodule_search_locations[0]) / "datasets/data/digits.csv.gz", delimiter=",")
     x = (table[:, :-1] / 16).astype(np.float32).reshape(-1, 1, 8, 8)
     return Source(x, table[:, -1].astype(np.int64), 10)
+
+
+def digits_at_sites(data_dir: Path | None = None, num_devices: int = 40, seed: int = 0) -> Source:
+    """The bundled digits at four sites that turn them by 0, 1, 2 or 3 quarters; each device has its own mix of digits.
+
+    Every image belongs to one device. The sites are the teams. The images of each digit are divided among the devices
+    in proportions drawn from Dirichlet(0.5), so that devices differ in their digits and in the number of images.
+    """
+    images = digits(data_dir)
+    given = dirichlet(images.y, num_devices, np.random.default_rng([seed, SITES]), alpha=MIX, minimum=FEWEST)
+    site = blocks(num_devices, NUM_SITES, "sites")[given.device]
+    x = images.x[given.index]
+    for turns in range(1, NUM_SITES):
+        x[site == turns] = np.rot90(x[site == turns], turns, axes=(2, 3))
+    return Source(x, images.y[given.index], images.num_classes, given.device, site, cluster=site)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from polytier.files.read import NoFile
+
 
 def default_dir() -> Path:
     """The folder of all data if the user names none: $POLYTIER_DATA, or ~/.cache/polytier."""
@@ -26,6 +28,8 @@ def reading(path: Path | str, what: str, advice: str = "get the file again") -> 
     """
     try:
         yield
+    except NoFile:
+        raise
     except Exception as error:  # a broken pickle or archive can raise nearly anything
         text = " ".join(str(error).split())
         reason = text if isinstance(error, ValueError) else f"{type(error).__name__} {text}"
