@@ -23,6 +23,7 @@ from polytier import (
     make_loop,
     train,
 )
+from polytier.models.metrics import ACCURACY
 from polytier.runs.read import RunRecord
 
 QUICK: Any = {"device_steps": 2, "team_rounds": 2}
@@ -101,6 +102,21 @@ def test_early_stopping_of_a_resumed_run_ends_in_the_same_round(federation):
         loop.run(whole.rounds - 1)
         assert loop.run(60, [stopping()]).rounds == whole.rounds
         assert loop.run(60, [stopping()]).rounds == whole.rounds
+
+
+def test_early_stopping_counts_from_the_best_round_of_the_history():
+    """A plateau that the run has left behind does not stop it."""
+    values = [0.5, 0.4, 0.4, 0.4, 0.6]
+    history = [{"round": k, "global": {"validation": {"accuracy": value}}} for k, value in enumerate(values, 1)]
+    stopped: list[str] = []
+    context = types.SimpleNamespace(parts=[types.SimpleNamespace(metrics=(ACCURACY,))])
+    loop: Any = types.SimpleNamespace(history=history, context=context, stop=stopped.append)
+    stopping = EarlyStopping(patience=2)
+    stopping.on_start(loop)
+    assert stopped == []
+    loop.history += [dict(history[1], round=6), dict(history[1], round=7)]
+    stopping.on_start(loop)
+    assert stopped == ["global accuracy on validation samples has not improved on 60.00 % for 2 evaluations"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from typing import Any
 
@@ -45,6 +46,14 @@ def test_a_run_is_one_line(either):
     assert repr(either) == f"<Run: permfl with mclr, 3 rounds, 6 devices in 2 teams; test accuracy: {shown}>"
 
 
+def test_a_loaded_run_is_shown_when_its_folder_is_gone(run, tmp_path):
+    run.save(tmp_path / "run")
+    loaded = Run.load(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    assert repr(loaded) == repr(run)
+    assert loaded._repr_html_() == run._repr_html_()
+
+
 def test_a_notebook_gets_a_table_without_markup_of_its_content(either, federation):
     assert "<td>personal</td>" in either._repr_html_()
     assert "(1, 8, 8), 10 classes</p>" in federation._repr_html_()
@@ -59,7 +68,7 @@ def test_a_notebook_gets_a_table_without_markup_of_its_content(either, federatio
 
 
 def test_a_federation_is_one_line(federation):
-    assert repr(federation) == "<Federation: 6 devices in 2 teams, 1264 samples of shape (1, 8, 8), 10 classes>"
+    assert repr(federation) == "<Federation: 6 devices in 2 teams, 1,264 samples of shape (1, 8, 8), 10 classes>"
     numbers = Federation.from_arrays(np.zeros((4, 3)), np.zeros(4), device=[0, 0, 1, 1])
     assert repr(numbers) == "<Federation: 2 devices, 4 samples of shape (3,), no classes>"
 

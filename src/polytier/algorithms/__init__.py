@@ -9,6 +9,10 @@ paper. Conventions in these tables:
 - "kept as NAME" are rows that nodes keep from round to round; "model" is the one that is evaluated.
 - "state" is what the server keeps; it is stored in checkpoints.
 - A step size "one number, or one per device" is `Step`: a number, a schedule such as 3/(60+t), or a list.
+
+>>> from polytier import ALGORITHMS
+>>> ALGORITHMS["fedavg"](device_steps=2).device_steps  # the classes by their names on the command line
+2
 """
 
 from polytier.algorithms.al2gd import AL2GD

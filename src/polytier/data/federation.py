@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polytier._text import counted
 from polytier.data.population import SPLITS, Population
 
 SPREAD = 1000  # samples that are part of a fingerprint
@@ -192,10 +193,10 @@ class Federation:
         return len(self.ids)
 
     def __repr__(self) -> str:
-        teams = "" if self.team is None else f" in {len(np.unique(self.team))} teams"
+        teams = "" if self.team is None else f" in {counted(len(np.unique(self.team)), 'team')}"
         targets = "no classes" if self.num_classes is None else f"{self.num_classes} classes"
-        samples = f"{len(self.y)} samples of shape {tuple(self.x.shape[1:])}"
-        return f"<Federation: {len(self)} devices{teams}, {samples}, {targets}>"
+        samples = f"{counted(len(self.y), 'sample')} of shape {tuple(self.x.shape[1:])}"
+        return f"<Federation: {counted(len(self), 'device')}{teams}, {samples}, {targets}>"
 
     def _repr_html_(self) -> str:
         counts = self.population.counts.sum(0).tolist()

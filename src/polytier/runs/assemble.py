@@ -152,7 +152,19 @@ def assemble(
         8
         >>> assembly.close()
     """
-    objects = {name: each for name, each in locals().items() if name not in ("spec", "objectives") and each is not None}
+    objects = {
+        "algorithm": algorithm,
+        "federation": federation,
+        "model": model,
+        "topology": topology,
+        "loss": loss,
+        "metrics": metrics,
+        "participation": participation,
+        "codec": codec,
+        "upload": upload,
+        "engine": engine,
+        "inner_tile": inner_tile,
+    }
     specs = model_specs(spec) if algorithm is None else given_specs(spec, algorithm)
     if algorithm is None:
         methods = {name: method_of(each) for name, each in specs.items()}
@@ -203,6 +215,7 @@ def assemble(
         torch.set_num_threads(threads)
         raise
     spec, given = completed(spec, specs, algorithm, context, codec), {k: (modules[k], losses[k]) for k in methods}
+    objects = {name: each for name, each in objects.items() if each is not None}
     return Assembly(spec, algorithm, context, codec, upload, given, objects, objectives, threads)
 
 

@@ -221,13 +221,20 @@ class EarlyStopping(Callback):
         self.patience, self.metric, self.tier, self.split = patience, metric, tier, split
         self.best: float | None = None
         self.waited = 0  # evaluations since the best one
+        self._best_text = "no value was measured"
 
     def on_start(self, loop: Loop) -> None:
         self.best, self.waited = None, 0
         for record in loop.history:
-            self.on_round(loop, record)
+            self._look(loop, record)
+        self._stop_if_due(loop)
 
     def on_round(self, loop: Loop, record: dict[str, Any]) -> None:
+        self._look(loop, record)
+        self._stop_if_due(loop)
+
+    def _look(self, loop: Loop, record: dict[str, Any]) -> None:
+        """Count an evaluation; a round without one is ignored."""
         if not any(kind in record for kind in KINDS):
             return
         metric = metrics_of(loop.context)[0] if self.metric is None else self._named(loop)
@@ -235,13 +242,13 @@ class EarlyStopping(Callback):
         value = self._value(record, tier, metric.name)
         if value is not None and (self.best is None or metric.sign * value > metric.sign * self.best):
             self.best, self.waited = value, 0
-            return
-        self.waited += 1
+            self._best_text = f"{tier} {metric.name} on {self.split} samples has not improved on {metric.text(value)}"
+        else:
+            self.waited += 1
+
+    def _stop_if_due(self, loop: Loop) -> None:
         if self.waited >= self.patience:
-            best = metric.text(self.best)
-            loop.stop(
-                f"{tier} {metric.name} on {self.split} samples has not improved on {best} for {self.waited} evaluations"
-            )
+            loop.stop(f"{self._best_text} for {self.waited} evaluations")
 
     def _named(self, loop: Loop) -> Metric:
         """The metric of the given name; the loss is always measured."""

@@ -62,7 +62,9 @@ def predict(run: Run, row: Tensor, data: Path, target: Path) -> int:
 
 def predictions(run: Run, row: Tensor, x: Any, what: str = "x") -> tuple[np.ndarray, np.ndarray]:
     """The classes (the outputs, if targets are not classes) and the outputs of a model, one row per sample."""
-    scores = outputs(run, run.as_module(row), run.context.population.inputs(as_tensor(x), what))
+    given = as_tensor(x)
+    given = given.float() if given.is_floating_point() else given  # as `Federation.from_arrays` does
+    scores = outputs(run, run.as_module(row), run.context.population.inputs(given, what))
     classes = run.context.population.num_classes is not None and len(scores)
     return (scores.argmax(-1) if classes else scores).numpy(), scores.numpy()
 

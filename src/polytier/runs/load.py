@@ -20,13 +20,16 @@ from polytier.messages.ledger import Ledger
 from polytier.method.context import Context
 from polytier.method.memory import Memory
 from polytier.models.losses import default_loss
+from polytier.models.metrics import MetricInfo, describe
 from polytier.models.trainable import Trainable, digest
 from polytier.models.zoo import make_model
 from polytier.runs import checkpoint, snapshot
 from polytier.runs.methods import make_method
+from polytier.runs.read import RunRecord
 from polytier.runs.read_files import (
     CHECKPOINTS,
     KINDS,
+    Record,
     check_result,
     read_config,
     read_history,
@@ -59,16 +62,18 @@ def load_run(folder: Path, model: nn.Module | Mapping[str, nn.Module] | None = N
     tensors, facts = saved_state(folder, summary)
     learned = folder / collaboration.FILE
     matrices = collaboration.load(learned)[0] if learned.exists() else {}
+    metrics = RunRecord(folder).metrics
     if not isinstance(spec.models, dict):
         assert not isinstance(model, Mapping), "this run has one model"
-        run = load_model(folder / "models", spec, topology, history, tensors, facts, model)
+        run = load_model(folder / "models", spec, topology, history, tensors, facts, metrics, model)
         return replace(run, collaboration=matrices, folder=folder)
     models = {}
     for name, own in spec.models.items():
         records = [record_of(record, name) for record in history]
         given = model.get(name) if isinstance(model, Mapping) else model
         own_spec = spec.replace(models=None, **own)
-        loaded = load_model(folder / "models" / name, own_spec, topology, records, tensors, facts, given, name)
+        place, measured = folder / "models" / name, metrics_of_model(summary, name) or metrics
+        loaded = load_model(place, own_spec, topology, records, tensors, facts, measured, given, name)
         models[name] = replace(loaded, folder=folder)
     first = next(iter(models.values()))
     algorithm = make_method(spec.algorithm, spec.set, {n: run.algorithm for n, run in models.items()})
@@ -76,6 +81,11 @@ def load_run(folder: Path, model: nn.Module | Mapping[str, nn.Module] | None = N
     context: Any = replace(first.context, algorithm=algorithm, topology=topology, scopes=scopes, name="", ledger=None)
     state = unpack("state", tensors)
     return Run(spec, context, state, history, facts["seconds"], models=models, collaboration=matrices, folder=folder)
+
+
+def metrics_of_model(summary: Record, name: str) -> tuple[MetricInfo, ...]:
+    """The metrics of one of several models; none in a folder of version 0.1, which does not name them."""
+    return tuple(map(describe, summary.get("models", {}).get(name, {}).get("metrics", ())))
 
 
 def named_parts(spec: RunSpec, model: nn.Module | Mapping[str, nn.Module] | None) -> dict[str, Any]:
@@ -95,6 +105,7 @@ def load_model(
     history: list[dict[str, Any]],
     tensors: dict[str, Tensor],
     facts: dict[str, Any],
+    metrics: tuple[MetricInfo, ...],
     model: nn.Module | None = None,
     name: str = "",
 ) -> Run:
@@ -120,6 +131,7 @@ def load_model(
     if tensors:
         snapshot.load_ledger(ledger, tensors, facts, name, [record["bytes"] for record in history])
     no_samples: Any = None
+    names_of_metrics: Any = metrics  # nothing is measured without samples
     context = Context(
         algorithm,
         topology,
@@ -131,6 +143,7 @@ def load_model(
         batch_size=spec.batch_size,
         absent=spec.absent,
         device_steps=snapshot.facts_of(facts, name)["device_steps"],
+        metrics=names_of_metrics,
         ledger=ledger,
         module=model,
         name=name,

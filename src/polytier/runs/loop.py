@@ -46,8 +46,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Callback:
     """Base class for objects that follow a run. Each method does nothing unless a subclass overrides it.
 
-    The order of calls is `on_start`, `on_round` once per round, then `on_end` or `on_error`, and finally `close`. Any
-    of them may end the run with `loop.stop("the reason")`.
+    The order of calls is `on_start`, `on_round` once per round, then `on_end` or `on_error`, and finally `close`.
+    `on_start` and `on_round` may end the run by `loop.stop("the reason")`.
 
     Examples:
         >>> import polytier

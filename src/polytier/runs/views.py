@@ -7,7 +7,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from polytier._errors import missing, unknown
-from polytier.models.metrics import LOSS, MetricInfo
+from polytier._text import counted
+from polytier.models.metrics import LOSS
 from polytier.runs import summary as contents
 from polytier.runs.evaluate import metrics_of
 from polytier.runs.methods import method_name
@@ -34,11 +35,6 @@ def summary(run: Run) -> dict[str, Any]:
     return whole["models"][run.context.name] if run.context.name else whole
 
 
-def metrics(run: Run) -> tuple[MetricInfo, ...]:
-    """The metrics of a run, the leading one first."""
-    return metrics_of(run.context) if run.folder is None else RunRecord(run.folder).metrics
-
-
 def tiers(run: Run) -> list[str]:
     """The kinds of models that were evaluated: personal, team, global, and outer tiers of teams by name."""
     outer = run.context.topology.tier_names[1:-1]
@@ -50,7 +46,7 @@ def tiers(run: Run) -> list[str]:
 
 def text(run: Run) -> str:
     """One line: method, data, model, rounds, devices, and the leading metric of every kind of model."""
-    leading, last = metrics(run)[0], contents.figures(run)
+    leading, last = metrics_of(run.context)[0], contents.figures(run)
     found = [f"{tier} {score(last[tier], leading)}" for tier in tiers(run) if last.get(tier)]
     results = f"; test {leading.name}: {', '.join(found)}" if found else ""
     return f"<Run: {about(run)}{results}>"
@@ -60,14 +56,14 @@ def about(run: Run) -> str:
     """What was trained, for how long and on how many devices."""
     modules = ", ".join(run.models) or (type(run.module).__name__ if run.spec.model == PYTHON else run.spec.model)
     data = "" if run.spec.data == PYTHON else f" on {run.spec.data}"
-    teams = f" in {len(run.team_ids)} teams" if len(run.team_ids) else ""
-    who = f"{len(run.device_ids)} devices{teams}"
-    return f"{method_name(run.algorithm)} with {modules}{data}, {run.rounds} rounds, {who}"
+    teams = f" in {counted(len(run.team_ids), 'team')}" if len(run.team_ids) else ""
+    who = f"{counted(len(run.device_ids), 'device')}{teams}"
+    return f"{method_name(run.algorithm)} with {modules}{data}, {counted(run.rounds, 'round')}, {who}"
 
 
 def html(run: Run) -> str:
     """The same as a table for notebooks."""
-    leading, last = metrics(run)[0], contents.figures(run)
+    leading, last = metrics_of(run.context)[0], contents.figures(run)
     best = last["best"] or {}
     lines = [f"<tr><th></th><th>test {escape(leading.name)}, last</th><th>best (round)</th></tr>"]
     for tier in tiers(run):
@@ -105,7 +101,7 @@ def devices_frame(run: Run) -> DataFrame:
         whole = all(re.fullmatch(r"-?\d+", name) for name in columns["team"])
         teams = [int(name) if whole else name for name in columns["team"]]  # the file does not say which they were
     own = f"{run.context.name}_" if run.context.name else ""
-    measured = tuple(f"{tier}_{metric.name}" for tier in tiers(run) for metric in metrics(run))
+    measured = tuple(f"{tier}_{metric.name}" for tier in tiers(run) for metric in metrics_of(run.context))
     found: dict[str, Any] = {"device": run.device_ids, "team": teams}
     for name, column in columns.items():
         if name.startswith(own) and name.endswith("samples"):
@@ -117,8 +113,8 @@ def devices_frame(run: Run) -> DataFrame:
 
 def plot(run: Run, metric: str | None, ax: Axes | None) -> Axes:
     """The values of every kind of model on test samples, over the evaluated rounds."""
-    known = {each.name: each for each in (*metrics(run), LOSS)}
-    shown = metrics(run)[0] if metric is None else known.get(metric)
+    known = {each.name: each for each in (*metrics_of(run.context), LOSS)}
+    shown = metrics_of(run.context)[0] if metric is None else known.get(metric)
     if shown is None:
         raise unknown("metric of this run", str(metric), list(known))
     if ax is None:
