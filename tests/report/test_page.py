@@ -69,6 +69,8 @@ def test_of_very_many_devices_the_worst_are_kept(tmp_path, monkeypatch):
     assert devices.ids == ["d0", "d1", "d2", "d3"]
     assert "the 4 devices of 6 that are worst off with permfl" in devices.note
     assert devices.local == ()  # there is no run of Local
+    (devices,) = every(page_contents.page_of([make_run(tmp_path / "alone", "local")])[2], blocks.Devices)
+    assert devices.local == ()  # nothing to compare it with
 
 
 def test_one_run_shows_all_kinds_of_models_on_one_axis(tmp_path):
@@ -134,12 +136,11 @@ def test_a_run_of_another_data_set_does_not_make_a_method_single(tmp_path):
 def many(tmp_path_factory) -> str:
     """A page of a comparison with 45 devices and with long names."""
     root = tmp_path_factory.mktemp("many")
-    for folder, method, more in (
-        ("a", "permfl", {"set": {"device_lr": 0.1, "team_lr": "3/(60+t)", "device_pull": 0.25}}),
-        ("b", "permfl", {"set": {"device_lr": 0.2, "team_lr": "30/(600+t)", "device_pull": 0.5}}),
-        ("c", "local", {}),
-    ):
-        make_run(root / folder, method, devices=45, **more)
+    first = {"device_lr": 0.1, "team_lr": "3/(60+t)", "device_pull": 0.25}
+    other = {"device_lr": 0.2, "team_lr": "30/(600+t)", "device_pull": 0.5}
+    make_run(root / "a", "permfl", devices=45, set=first)
+    make_run(root / "b", "permfl", devices=45, set=other)
+    make_run(root / "c", "local", devices=45)
     return write_page(root, root / "page.html")
 
 

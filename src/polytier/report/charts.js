@@ -22,11 +22,8 @@ const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG,
 const text = (x, y, content, attributes) => svg("text", { x, y, ...attributes }, content);
 
 const pen = document.createElement("canvas").getContext("2d");
-// the width of a text in a chart, in pixels
-function wide(words) {
-  pen.font = `550 12px ${getComputedStyle(document.body).fontFamily}`;
-  return pen.measureText(words).width;
-}
+pen.font = `550 12px ${getComputedStyle(document.body).fontFamily}`;
+const wide = (words) => pen.measureText(words).width; // the width of a text in a chart, in pixels
 
 // a text as lines of at most this width; a word that is too long is broken
 function wrapped(words, width) {

@@ -127,14 +127,16 @@ def gains(own: ByDevice, base: ByDevice, metric: MetricInfo) -> str:
 # -- all devices --------------------------------------------------------------------------------------
 
 
-def device_table(study: Study, local: Variant | None, seed: int) -> Devices:
+def device_table(study: Study, local: Variant | None, seed: int) -> Devices | None:
     """All devices of one seed with the values of each method; of more than `ROWS` those that are worst off."""
     metric = study.metric
     runs = {variant.name: run for variant in study.finished for run in variant.runs if run.seed == seed}
     values = {name: {kind: by_device(run, metric, kind) for kind in KINDS} for name, run in runs.items()}
     judged = {name: own for name, run in runs.items() if (own := values[name][run.judge])}
+    if not judged:
+        return None
     best = max(judged, key=lambda name: metric.sign * fmean(judged[name].values()))
-    devices, base = runs[best].devices, judged.get(local.name, {}) if local else {}
+    devices, base = runs[best].devices, judged.get(local.name, {}) if local and len(judged) > 1 else {}
     rows = worst(devices["id"], judged[best], metric)
     ids = [devices["id"][k] for k in rows]
     methods = [

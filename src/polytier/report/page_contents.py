@@ -57,14 +57,17 @@ def parts_of(found: Sequence[Study], live: bool) -> Iterator[Any]:
         return
     text = f"These runs are on {len(found)} different data sets or models. Each has a separate part below; nothing "
     yield Text(text + "is averaged or compared across them.")
-    first = sorted(found, key=lambda study: (not running(study), -changed(study))) if live else found
-    shown = [study for place, study in enumerate(first) if not live or place == 0 or running(study)]
-    for study in shown:
+    unfolded = len(found)
+    if live:
+        now = [study for study in found if running(study)]
+        found = sorted(found, key=lambda study: (study not in now, -changed(study)))
+        unfolded = len(now) or 1
+    for study in found[:unfolded]:
         yield from (Heading(study.title), *blocks_of(study))
-    if len(shown) < len(found):
+    if found[unfolded:]:
         yield Heading("Other runs")
-        for study in first[len(shown) :]:
-            yield Section(f"{study.title} · {contents([study])}", list(blocks_of(study)), folded=True)
+    for study in found[unfolded:]:
+        yield Section(f"{study.title} · {contents([study])}", list(blocks_of(study)), folded=True)
 
 
 def running(study: Study) -> list[Variant]:
@@ -161,7 +164,7 @@ class Results:
     def finding(self, metric: MetricInfo) -> str:
         """What was found, in words."""
         text = finding(self.methods, comparison.device_values(ROOT, self.records, metric), metric, self.local)
-        if any(record.get("models") for record in self.records):
+        if text and any(record.get("models") for record in self.records):
             text += " Figures are means over all models of a run."
         return text
 
