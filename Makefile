@@ -35,9 +35,10 @@ $(VENV)/.test: pyproject.toml constraints.txt
 fuzz: $(VENV)/.test
 	PYTHONPATH=tests $(BIN)/python -m faults.fuzz
 
-# Pages of docs/ that are made from the code
+# The documentation site, in site/; docs/settings.md is made from the code
 docs: $(VENV)/.test
 	$(BIN)/python docs/make_settings.py
+	$(BIN)/mkdocs build --strict
 
 # Fails at every file operation of run folders; takes about an hour
 faults: $(VENV)/.test

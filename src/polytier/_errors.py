@@ -70,7 +70,7 @@ def unknown(kind: str, name: str, known: Collection[str]) -> ValueError:
 def short(value: Any) -> str:
     """A value as Python writes it; what is long is cut in the middle.
 
-    Example:
+    Examples:
         >>> short("x" * 1000)
         "'xxxxxxxxxxxxxxxxxxxxxxxxxxxx...xxxxxxxxxxxxxxxxxxxxxxxxxxxxx'"
     """

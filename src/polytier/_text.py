@@ -24,7 +24,7 @@ def size(nbytes: float) -> str:
 def counted(number: int, what: str) -> str:
     """A number and what it counts, as text.
 
-    Example:
+    Examples:
         >>> counted(1, "group"), counted(1200, "device")
         ('1 group', '1,200 devices')
     """
@@ -69,7 +69,7 @@ REAL = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGN
 def whole(text: str) -> int:
     """A whole number. Unlike `int`, underscores and digits of other scripts are refused.
 
-    Example:
+    Examples:
         >>> whole("12")
         12
         >>> whole("1_000")

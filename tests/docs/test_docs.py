@@ -1,8 +1,10 @@
 """What the README, CONTRIBUTING and the guide show is run as it stands there."""
 
+import os
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -70,6 +72,14 @@ def test_public_names_exist():
 def test_names_of_version_0_1_work_with_a_warning(old, new):
     with pytest.warns(DeprecationWarning, match=f"polytier.{old} is now polytier.{new}"):
         assert getattr(polytier, old) is getattr(polytier, new)
+
+
+def test_the_site_has_no_broken_link(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_COLOR": "1"})
+    assert result.returncode == 0, result.stderr
+    reference = (tmp_path / "api/index.html").read_text()
+    assert all(f'id="polytier.{name}"' in reference for name in polytier.__all__)
 
 
 # -- the guide ----------------------------------------------------------------------------------------

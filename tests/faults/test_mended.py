@@ -215,3 +215,13 @@ def test_a_lock_whose_file_cannot_be_closed_is_released(tmp_path, monkeypatch):
         lock.release()
         lock.release()
     FolderLock(tmp_path).release()
+
+
+@pytest.mark.parametrize(("line", "said"), [('model = "mclr"', "no model"), ('algorithm = "permfl"', "no algorithm")])
+def test_a_damaged_name_in_config_toml_is_found_by_the_name_of_the_file(tmp_path, line, said):
+    folder = tmp_path / "run"
+    call("run", *SMALL, "--rounds", 1, "--out", folder, "--quiet")
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace(line, line[:-2] + 'x"'))
+    result = call("export", folder, "--global", "-o", tmp_path / "model.safetensors", code=2)
+    assert f"{config}: {said}" in " ".join(result.stderr.split())

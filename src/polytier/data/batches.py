@@ -110,7 +110,7 @@ class Batches:
         device: where batches are put, such as "cpu" or "cuda".
         keyed: whether batches have one key per sample, from which a model draws its dropout masks.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from polytier import build_federation
         >>> batches = Batches(build_federation("digits", devices=4), seed=0, dtype=torch.float32)

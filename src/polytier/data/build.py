@@ -65,7 +65,7 @@ def build_federation(
     Raises:
         ValueError: a name is unknown, files are missing, or what is asked for does not fit the data.
 
-    Example:
+    Examples:
         >>> federation = build_federation("digits", devices=10, teams=2, partition="dirichlet:0.5")
         >>> len(federation), len(set(federation.team))
         (10, 2)

@@ -41,7 +41,7 @@ class Federation:
         scale: with `shift`, how inputs are scaled: a model sees `x * scale + shift`. None: not at all.
         shift: see `scale`.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> x, y = np.random.rand(40, 5), np.arange(40) % 2
         >>> federation = Federation.from_arrays(x, y, device=np.arange(40) // 10)
@@ -154,7 +154,7 @@ class Federation:
         Raises:
             ValueError: A data set cannot be read, samples have different shapes, or `team` does not fit the devices.
 
-        Example:
+        Examples:
             >>> from torch.utils.data import TensorDataset
             >>> def samples(n):
             ...     return TensorDataset(torch.rand(n, 5), torch.arange(n) % 2)

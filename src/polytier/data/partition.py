@@ -37,7 +37,7 @@ class Assignment:
         y: [K] labels that replace those of the source; None: they stay.
         cluster: [n] the true group of each device, or None.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> halves = Assignment(index=np.arange(6), device=np.array([0, 0, 0, 1, 1, 1]))
     """
@@ -52,7 +52,7 @@ class Assignment:
 def apportion(total: int, weights: Array) -> Array:
     """Integers in proportion to the weights whose sum is `total`: the differences of a rounded cumulative sum.
 
-    Example:
+    Examples:
         >>> apportion(10, np.array([1, 1, 2])).tolist()
         [2, 3, 5]
     """

@@ -35,7 +35,7 @@ class Population:
     Raises:
         ValueError: fields do not have one row per device, or a count is negative.
 
-    Example:
+    Examples:
         >>> from polytier import build_federation
         >>> population = build_federation("digits", devices=10, teams=2).population
         >>> len(population), population.shape, population.num_classes
@@ -86,7 +86,7 @@ class Population:
         Raises:
             ValueError: a sample has another shape, the values are of another kind, or some are NaN or infinite.
 
-        Example:
+        Examples:
             >>> from polytier import build_federation
             >>> build_federation("digits").population.inputs(torch.zeros(5, 8, 8)).shape
             torch.Size([5, 1, 8, 8])

@@ -45,7 +45,7 @@ def find_engine(engine: str | EngineFactory) -> EngineFactory:
     Raises:
         ValueError: If there is no engine of that name.
 
-    Example:
+    Examples:
         >>> find_engine("stack")
         Traceback (most recent call last):
         ValueError: no engine 'stack'; did you mean 'stacked'? available: stacked, ray, loopback, ray:auto, ...

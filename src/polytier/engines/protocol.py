@@ -18,7 +18,7 @@ class Engine(Delivery, Protocol):
     with `polytier.method.call.NodesLost` if nodes and what they kept are gone, after it has replaced them with empty
     ones; the run then goes back to its last snapshot and computes the rounds since again.
 
-    Example:
+    Examples:
         An engine that computes with another one and counts the calls:
 
         >>> class Counting:

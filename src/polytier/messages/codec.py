@@ -41,7 +41,7 @@ class Codec:
             model: the answer of a node minus the model that was sent down to it. The receiver adds the decoded change
             to the model it sent. All other rows are sent in the format `dtype`; see `plain`.
 
-    Example:
+    Examples:
         A codec that sends one bit per value, the sign, and the mean magnitude of the row:
 
         >>> class Sign(Codec):
@@ -270,7 +270,7 @@ class Int8(Floats):
     (halves go to the even one), so the error is at most half a scale. A message is the scale (float32), then one
     signed byte per value.
 
-    Example:
+    Examples:
         >>> CODECS["int8"].through(torch.tensor([[1.27, 0.204, -0.5]]))
         tensor([[ 1.2700,  0.2000, -0.5000]])
         >>> CODECS["int8"].nbytes(torch.zeros(1, 1000))
@@ -331,7 +331,7 @@ class Top(Sparse):
     Attributes:
         fraction: Share of the values that are sent, above 0 and at most 1.
 
-    Example:
+    Examples:
         >>> make_codec("top:0.5").through(torch.tensor([[1.0, -3.0, 2.0, 0.5]]))
         tensor([[ 0., -3.,  2.,  0.]])
     """
@@ -420,7 +420,7 @@ def make_codec(codec: str | Codec) -> Codec:
     Raises:
         ValueError: If there is no codec of that name, or the fraction is not in (0, 1].
 
-    Example:
+    Examples:
         >>> make_codec("top:0.1").name
         'top:0.1'
     """

@@ -43,7 +43,7 @@ class Transform(Protocol):
     draws from `node_keys` and `clock` alone (see `Noise`), so that every engine computes the same values. With worker
     processes it has to be picklable.
 
-    Example:
+    Examples:
         >>> def halve(change, node_keys, clock):
         ...     return change / 2
         >>> halve(torch.tensor([[2.0, 4.0]]), torch.tensor([7]), None)
@@ -71,7 +71,7 @@ class Transform(Protocol):
 class Clip:
     """Scale each change down to Euclidean norm `norm` if its norm is larger.
 
-    Example:
+    Examples:
         >>> Clip(1.0)(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), torch.tensor([1, 2]), None)
         tensor([[0.6000, 0.8000],
                 [0.3000, 0.4000]])
@@ -147,7 +147,7 @@ def parse_upload(text: str) -> Upload:
     Raises:
         ValueError: If a name is unknown or given twice, a number is missing or out of range, or noise precedes clip.
 
-    Example:
+    Examples:
         >>> parse_upload("clip:2.0,noise:0.5")
         Upload(transforms=(Clip(norm=2.0), Noise(multiplier=0.5, clip=2.0)))
         >>> str(parse_upload("noise:0.1"))

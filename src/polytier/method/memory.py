@@ -30,7 +30,7 @@ class RowName(NamedTuple):
         field: for rows that parents remember, the field of the children's answers ("" for a plain tensor); None for
             a node's own rows. So the two can never collide.
 
-    Example:
+    Examples:
         >>> str(RowName(2, "a.b/c")), str(RowName(1, "answer", "model"))
         ('2/own/a.b%2Fc', '1/children/answer/model')
         >>> RowName.parse("2/own/a.b%2Fc").name

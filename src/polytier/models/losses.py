@@ -91,7 +91,7 @@ def per_sample(loss: Loss, outputs: Tensor, targets: Tensor) -> Loss:
         ValueError: The loss fails, returns anything else, or mixes the samples of a batch (a sum, class weights that
             are divided by their sum, a contrastive loss).
 
-    Example:
+    Examples:
         >>> outputs, targets = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), torch.tensor([0, 0, 1])
         >>> loss = per_sample(nn.CrossEntropyLoss(label_smoothing=0.1), outputs, targets)
         >>> loss(outputs, targets).shape

@@ -49,7 +49,7 @@ class MetricInfo:
         better: Whether "higher" or "lower" values are better.
         unit: "%" for fractions that are shown in percent. Any other text is written after the number.
 
-    Example:
+    Examples:
         >>> MetricInfo("accuracy", unit="%").text(0.9152)
         '91.52 %'
         >>> MetricInfo("mae", better="lower").text(12.34567)
@@ -131,7 +131,7 @@ class Metric(MetricInfo):
         finish: Applied to the mean over a device's samples (not with per="device"), to NumPy arrays: `numpy.sqrt` makes
             a mean squared error a root mean squared error.
 
-    Example:
+    Examples:
         >>> def within_one(outputs, targets):
         ...     return ((outputs.argmax(-1) - targets).abs() <= 1).float()
         >>> metric = Metric("within_one", within_one, unit="%")
@@ -287,7 +287,7 @@ def exponential(mean: Any) -> Any:
 def top(k: int) -> Metric:
     """The share of samples whose target is among the k largest outputs.
 
-    Example:
+    Examples:
         >>> top(5).name
         'top_5'
     """
@@ -329,7 +329,7 @@ def find_metric(name: str) -> Metric:
     Raises:
         ValueError: There is no such metric; the message names the nearest one.
 
-    Example:
+    Examples:
         >>> find_metric("macro-f1").name, find_metric("top-3").name
         ('macro_f1', 'top_3')
     """
@@ -366,7 +366,7 @@ def resolve_metrics(asked: Asked, classes: bool) -> tuple[Metric, ...]:
     Raises:
         ValueError: A name is unknown or given twice, or a metric does not fit the targets.
 
-    Example:
+    Examples:
         >>> [metric.name for metric in resolve_metrics(["macro-f1", "auc"], classes=True)]
         ['macro_f1', 'auc', 'accuracy']
         >>> [metric.name for metric in resolve_metrics("r2,mae", classes=False)]

@@ -36,7 +36,7 @@ class Trainable:
     Raises:
         ValueError: the kind is unknown, or patterns are missing or given for another kind.
 
-    Example:
+    Examples:
         >>> from torch import nn
         >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
         >>> Trainable.parse("head").names(model)
@@ -68,7 +68,7 @@ class Trainable:
         Raises:
             ValueError: the text is none of these.
 
-        Example:
+        Examples:
             >>> Trainable.parse("layers=head.*+body.2.bias")
             Trainable(kind='layers', patterns=('head.*', 'body.2.bias'))
         """
@@ -150,7 +150,7 @@ def listed(names: list[str]) -> str:
 def digest(parameters: Mapping[str, Tensor]) -> str:
     """SHA-256 of names, types, shapes and values: equal for equal parameters, to the bit.
 
-    Example:
+    Examples:
         >>> import torch
         >>> digest({"w": torch.zeros(2)}) == digest({"w": -torch.zeros(2)})
         False

@@ -200,7 +200,7 @@ def make_model(
     Raises:
         ValueError: There is no such model, or it does not fit the data.
 
-    Example:
+    Examples:
         >>> make_model("dnn:20", (8, 8), 10, seed=0).head
         Linear(in_features=20, out_features=10, bias=True)
         >>> make_model("linear", (8,), None, seed=0, targets=(2,)).head

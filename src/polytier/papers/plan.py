@@ -27,7 +27,7 @@ class PlannedRun:
         settings: The settings of `polytier run`.
         seeds: Number of seeds, starting at 0.
 
-    Example:
+    Examples:
         >>> PlannedRun("fedavg-mnist", {"algorithm": "fedavg", "data": "mnist"}, seeds=3).seeds
         3
     """

@@ -2,7 +2,7 @@
 
 Numbers in charts have the unit in which they are shown: fractions are already in percent.
 
-Example:
+Examples:
     >>> losses = Series("fedavg", x=[1, 2, 3], y=[0.9, 0.5, 0.4])
     >>> Lines("Loss by round", "round", "loss", [losses]).series[0].name
     'fedavg'

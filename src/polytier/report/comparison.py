@@ -2,7 +2,7 @@
 
 A record is a run: method, seed, folder, state, reason and, once it is done, the fields of summary.json and
 
-judged_by         | the kind of model that the method is judged by: personal, else global (else team)
+judged_by         | the kind of model that the method is judged by: personal, else team, else global
 bytes_until       | bytes sent until that model's test value reached a level; None if it never did
 gradients         | gradients that a device computed in all rounds, averaged over all devices
 rand_index        | the adjusted Rand index of the groups that were found, where the true ones are known

@@ -48,7 +48,7 @@ def finding(methods: Sequence[Record], values: Values, metric: MetricInfo, local
     Returns:
         The sentences; "" if nothing was measured on test samples.
 
-    Example:
+    Examples:
         >>> from polytier.models.metrics import ACCURACY
         >>> mean = {"mean": 0.8, "half": None, "seeds": 1}
         >>> row = {"method": "fedavg", "seeds": 1, "personal": None, "team": None, "global": mean}
@@ -136,7 +136,7 @@ def worst_off(values: Mapping[tuple[int, str], float], metric: MetricInfo) -> st
 def enumerated(names: Sequence[str]) -> str:
     """Names as "a, b and c", or "a, b, c and 4 more" if there are more than `NAMED`.
 
-    Example:
+    Examples:
         >>> enumerated(["a", "b"]), enumerated(list("abcdef"))
         ('a and b', 'a, b, c and 3 more')
     """

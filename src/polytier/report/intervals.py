@@ -32,7 +32,7 @@ def interval(values: Iterable[float | None], limits: tuple[float, float] = (-inf
         three values. `low` and `high` are the bounds of the interval, or the lowest and highest value. None without
         values.
 
-    Example:
+    Examples:
         >>> interval([1.0, None, 3.0])
         {'mean': 2.0, 'half': None, 'seeds': 2, 'low': 1.0, 'high': 3.0}
         >>> found = interval([0.9, 0.95, 1.0], limits=(0, 1))
@@ -74,7 +74,7 @@ def spread(found: dict[str, Any] | None) -> str | None:
 def with_spread(found: dict[str, Any] | None, text: Callable[[float], str]) -> str:
     """The mean and its spread, numbers written by `text`; "-" if there is no figure.
 
-    Example:
+    Examples:
         >>> with_spread(interval([1.0, 3.0]), "{:.1f}".format)
         '2.0 (1.0 to 3.0)'
         >>> with_spread(interval([1.0, 2.0, 3.0]), "{:.1f}".format)
@@ -91,7 +91,7 @@ def with_spread(found: dict[str, Any] | None, text: Callable[[float], str]) -> s
 def interval_text(found: dict[str, Any] | None, metric: MetricInfo) -> str:
     """The mean of a metric and its spread, as the metric is shown; "-" if there is no figure.
 
-    Example:
+    Examples:
         >>> interval_text(interval([0.9, 0.95, 1.0], limits=(0, 1)), MetricInfo("accuracy", unit="%"))
         '95.00 (82.58 to 100.00) %'
     """
@@ -101,7 +101,7 @@ def interval_text(found: dict[str, Any] | None, metric: MetricInfo) -> str:
 def spread_note(figures: Iterable[dict[str, Any] | None]) -> str:
     """What the spreads of these figures are, in words; empty if they have none.
 
-    Example:
+    Examples:
         >>> spread_note([interval([1.0, 3.0]), interval([2.0])])
         'in brackets the lowest and the highest seed'
     """

@@ -14,7 +14,7 @@ MARK = "'"  # says in a spreadsheet that a text follows
 def as_cell(value: Any) -> Any:
     """A value for a CSV file: a text that begins like a formula, or with the mark, is marked; numbers are not.
 
-    Example:
+    Examples:
         >>> [as_cell(value) for value in ("=1+1", "'a", "a", -1)]
         ["'=1+1", "''a", 'a', -1]
     """

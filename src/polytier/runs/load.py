@@ -38,7 +38,7 @@ from polytier.runs.read_files import (
     repair,
 )
 from polytier.runs.run import Run, record_of
-from polytier.runs.spec import PYTHON, RunSpec, spec_in
+from polytier.runs.spec import PYTHON, RunSpec, naming, spec_in
 from polytier.runs.trust import KEYS, check_trusted
 from polytier.stack.objective import Objective
 from polytier.stack.rows import unpack
@@ -65,15 +65,15 @@ def load_run(folder: Path, model: nn.Module | Mapping[str, nn.Module] | None = N
     metrics = RunRecord(folder).metrics
     if not isinstance(spec.models, dict):
         assert not isinstance(model, Mapping), "this run has one model"
-        run = load_model(folder / "models", spec, topology, history, tensors, facts, metrics, model)
+        run = load_model(folder, spec, topology, history, tensors, facts, metrics, model)
         return replace(run, collaboration=matrices, folder=folder)
     models = {}
     for name, own in spec.models.items():
         records = [record_of(record, name) for record in history]
         given = model.get(name) if isinstance(model, Mapping) else model
         own_spec = spec.replace(models=None, **own)
-        place, measured = folder / "models" / name, metrics_of_model(summary, name) or metrics
-        loaded = load_model(place, own_spec, topology, records, tensors, facts, measured, given, name)
+        measured = metrics_of_model(summary, name) or metrics
+        loaded = load_model(folder, own_spec, topology, records, tensors, facts, measured, given, name)
         models[name] = replace(loaded, folder=folder)
     first = next(iter(models.values()))
     algorithm = make_method(spec.algorithm, spec.set, {n: run.algorithm for n, run in models.items()})
@@ -110,15 +110,18 @@ def load_model(
     name: str = "",
 ) -> Run:
     """The run of one model; `tensors` and `facts` are those of the checkpoint."""
+    config, folder = folder / "config.toml", folder / "models" / name
     parts, about = read_models(folder)
     if model is None:
         if spec.model == PYTHON:
             raise ValueError(
                 f"the model of {folder} was given in Python; give it again: Run.load(DIR, model=...), several by name"
             )
-        model = make_model(spec.model, tuple(about["shape"]), about["classes"], spec.seed, tuple(about["targets"]))
+        with naming(config):
+            model = make_model(spec.model, tuple(about["shape"]), about["classes"], spec.seed, tuple(about["targets"]))
     dtype: torch.dtype = getattr(torch, spec.dtype)
-    algorithm = make_method(spec.algorithm, spec.set)
+    with naming(config):
+        algorithm = make_method(spec.algorithm, spec.set)
     if algorithm.tiers == 2:
         topology = topology.flat()  # the tree has teams if another method uses them
     population = read_population(about, topology)

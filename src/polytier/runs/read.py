@@ -38,7 +38,7 @@ class RunRecord:
     Args:
         folder: The run folder; the run may still be in progress.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     text = '{"round": 1, "bytes": {}, "global": {"test": {"loss": 0.5, "accuracy": 0.8}}}'
@@ -226,7 +226,7 @@ def score(figures: Mapping[str, Any] | None, metric: MetricInfo, suffix: str = "
         metric: The metric, usually the leading one.
         suffix: "", "_std", "_worst_decile" or "_pooled".
 
-    Example:
+    Examples:
         >>> score({"loss": 0.5, "accuracy": 0.8}, ACCURACY)
         '80.00 %'
         >>> score(None, ACCURACY)

@@ -155,7 +155,7 @@ def check_checkpoint(place: Path) -> None:
     for name, digest in (read_json(facts).get("files") or {}).items():
         try:
             if digest_of(place / Path(name).name) != digest:
-                raise Damaged(f"{place / name} is damaged: its content does not match its digest")
+                raise Damaged(f"{place / name} is damaged: its content does not match its digest in {facts}")
         except OSError as error:
             raise Damaged(f"{place / name} cannot be read: {error.strerror}") from None
 

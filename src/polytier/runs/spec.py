@@ -11,7 +11,8 @@ import os
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -94,8 +95,7 @@ class RunSpec(BaseModel):
     A value of None means that the setting is not given. `polytier.assemble` then chooses a value and records it in the
     settings of the run. docs/settings.md lists all settings.
 
-    Args:
-        **data: The settings by name.
+    Every setting is an argument.
 
     Raises:
         pydantic.ValidationError: A setting is unknown or a value is not allowed. It is a `ValueError`.
@@ -353,10 +353,17 @@ def short_line(error: Exception) -> str:
 
 def spec_in(folder: Path, values: Mapping[str, Any]) -> RunSpec:
     """The specification of a run folder; `values` are from its config.toml, which an error names."""
-    try:
+    with naming(folder / "config.toml"):
         return check_spec(values)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors about values name the file that has them."""
+    try:
+        yield
     except ValueError as error:
-        raise ValueError(f"{folder / 'config.toml'}: {error}") from None
+        raise ValueError(f"{path}: {error}") from None
 
 
 def check_named(values: Mapping[str, Any], where: Path, advice: str) -> None:

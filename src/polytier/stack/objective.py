@@ -59,7 +59,7 @@ class Objective:
     Raises:
         ValueError: the module has no parameters, or nothing would train.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from torch import nn
         >>> from polytier import Trainable
@@ -355,7 +355,7 @@ class SharedLookup(TorchFunctionMode):
 def stacks_of(n: int) -> list[slice]:
     """Split n rows into a multiple of 4, then 2 and 1, so that few shapes are traced.
 
-    Example:
+    Examples:
         >>> stacks_of(7)
         [slice(0, 4, None), slice(4, 6, None), slice(6, 7, None)]
     """

@@ -157,7 +157,10 @@ def open_folder(out: Path, search: Search) -> list[Record]:
     settings = {**search.spec.model_dump(exclude={"out", "workers", "tile"}), **asked}
     if not (out / FILE).exists():
         write_json(out / FILE, {"format": FORMAT, **settings})
-    before, settings = read_json(out / FILE), json.loads(json.dumps(settings))
+    try:
+        before, settings = read_json(out / FILE), json.loads(json.dumps(settings))
+    except Damaged as error:
+        raise Damaged(f"{error}; give another --out") from None
     before.setdefault("format", 1)
     changed = [f"{k} {before.get(k)} (now {v})" for k, v in settings.items() if before.get(k) != v]
     if changed:

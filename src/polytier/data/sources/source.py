@@ -24,7 +24,7 @@ class Source:
     Raises:
         ValueError: a field does not have one row per sample.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from polytier import build_federation
         >>> mine = Source(np.zeros((60, 4), np.float32), np.arange(60) % 3, num_classes=3)
