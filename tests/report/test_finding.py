@@ -42,9 +42,7 @@ def test_a_clear_leader_is_compared_with_local_and_the_best_global_model():
 
 def test_models_that_the_paired_test_does_not_separate_are_level():
     text = said(("permfl", "personal", 0.8001), ("ditto", "personal", 0.8), ("fedavg", "global", 0.5), spread=0.05)
-    assert text.startswith(
-        "The personal models of permfl reach 80.01 % test accuracy over 3 seeds, level with ditto"
-    )
+    assert text.startswith("The personal models of permfl reach 80.01 % test accuracy over 3 seeds, level with ditto")
     assert "lead" not in text
     assert text.endswith("The best global model (fedavg) reaches 50.00 %.")
 

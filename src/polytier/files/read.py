@@ -41,17 +41,17 @@ def check_path(text: str | Path, what: str) -> None:
 
 
 class NoFile(ValueError):
-    """A file that a user names does not exist. The message names it, and the most similar file of the same folder."""
+    """A file that a user names does not exist."""
 
-    def __init__(self, path: str | Path) -> None:
-        path = Path(path)
-        if not path.parent.is_dir():
-            hint = f": the folder {path.parent} does not exist"
-        else:
-            there = [other.name for other in path.parent.iterdir() if other.suffix == path.suffix]
-            near = difflib.get_close_matches(path.name, there, 1)
-            hint = f"; did you mean {path.with_name(near[0])}?" if near else f" in {path.parent.resolve()}"
-        super().__init__(f"there is no file {path}{hint}")
+
+def no_file(path: Path) -> NoFile:
+    """The error for a file that does not exist. It names the most similar file of the same folder."""
+    if not path.parent.is_dir():
+        return NoFile(f"there is no file {path}: the folder {path.parent} does not exist")
+    listed = path.parent.iterdir() if os.access(path.parent, os.R_OK) else ()
+    near = difflib.get_close_matches(path.name, [other.name for other in listed if other.suffix == path.suffix], 1)
+    hint = f"; did you mean {path.with_name(near[0])}?" if near else f" in {path.parent.resolve()}"
+    return NoFile(f"there is no file {path if near else path.name}{hint}")
 
 
 def check_file(path: str | Path) -> None:
@@ -59,7 +59,7 @@ def check_file(path: str | Path) -> None:
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
-        raise NoFile(path) from None
+        raise no_file(Path(path)) from None
     except OSError as error:
         raise ValueError(f"{error.strerror or error}") from None
     if not stat.S_ISREG(mode):

@@ -238,15 +238,19 @@ def states(method: str, records: Sequence[Record]) -> str:
     return ", ".join(kind if len(kinds) == 1 else f"{found.count(kind)} {kind}" for kind in kinds)
 
 
+def means_note(methods: Sequence[dict[str, Any]], metric: str) -> str:
+    """What the figures of a table are, and their spreads, in words."""
+    spreads = spread_note(m[name] for m in methods for name in (*KINDS, "worst_decile", "better_than_local"))
+    return "; ".join(filter(None, (f"test {metric} of the last round, mean over devices", spreads)))
+
+
 def print_comparison(
     console: Console, methods: Sequence[dict[str, Any]], records: Sequence[Record], until: float, out: Path
 ) -> None:
     """Print the table, its explanation, the reasons for runs that are not done, what was found and where it is."""
     console.print(comparison_table(methods, records, until))
     if any(m["seeds"] for m in methods):
-        spreads = spread_note(m[name] for m in methods for name in (*KINDS, "worst_decile", "better_than_local"))
-        means = f"test {methods[0]['metric']} of the last round, mean over devices"
-        line(console, f"{means}; {spreads}" if spreads else means)
+        line(console, means_note(methods, methods[0]["metric"]))
     if any(m["best"] for m in methods):
         line(console, f"* the best, or a tie with it: Wilcoxon signed-rank over devices and seeds, p > {LEVEL}")
     why: dict[tuple[str, str], list[str]] = {}

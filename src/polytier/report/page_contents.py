@@ -17,7 +17,7 @@ from polytier.report.comparison import DONE, LOCAL, SHARE
 from polytier.report.finding import finding
 from polytier.report.grouping import NO_SETTING, Study, Variant, settings_of, studies
 from polytier.report.heatmap import matrices
-from polytier.report.intervals import LEVEL, interval, interval_text, spread_note, with_spread
+from polytier.report.intervals import LEVEL, interval, interval_text, with_spread
 from polytier.report.page import render
 from polytier.runs.read import RunRecord, score
 from polytier.runs.read_files import KINDS, RUNNING, Record, check_result
@@ -195,8 +195,7 @@ def summary_table(study: Study, results: Results) -> Table:
     rows = [*late[: len(now)], *rows, *late[len(now) :]]
     names = dict.fromkeys(name for row in rows for name in row)
     kept = [name for name in names if any(row.get(name, Cell("-")).text not in ("-", "never") for row in rows)]
-    spreads = spread_note(m[name] for m in found for name in (*KINDS, "worst_decile", "better_than_local"))
-    notes = [f"Test {metric.name} of the last round, mean over devices{'; ' if spreads else ''}{spreads}."]
+    notes = [f"T{comparison.means_note(found, metric.name)[1:]}."]
     if sum(m["best"] for m in found) and len(found) > 1:
         test = f"Wilcoxon signed-rank over devices and seeds, p > {LEVEL}"
         notes.append(f"* the best, or a tie with it: {test}.")
