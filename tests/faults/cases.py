@@ -187,7 +187,7 @@ def results(folder: Path) -> dict[str, Any]:
             continue
         if path.suffix == ".jsonl":
             found[name] = [timeless(json.loads(line)) for line in path.read_text().splitlines()]
-        elif path.name == "compare.csv" or path.suffix == ".png":
+        elif path.name == "compare.csv" or path.suffix in (".png", ".html"):
             found[name] = "there"
         elif path.suffix == ".json":
             found[name] = timeless(json.loads(path.read_text()))

@@ -225,3 +225,23 @@ def test_a_damaged_name_in_config_toml_is_found_by_the_name_of_the_file(tmp_path
     config.write_text(config.read_text().replace(line, line[:-2] + 'x"'))
     result = call("export", folder, "--global", "-o", tmp_path / "model.safetensors", code=2)
     assert f"{config}: {said}" in " ".join(result.stderr.split())
+
+
+def test_a_folder_in_place_of_a_file_of_rows_is_named(tmp_path):
+    memory = MappedMemory(TREE, tmp_path / "store")
+    del memory
+    os.remove(tmp_path / "store" / "epoch")
+    (tmp_path / "store" / "epoch").mkdir()
+    with pytest.raises(Damaged, match="epoch is a folder"):
+        MappedMemory(TREE, tmp_path / "store")
+
+
+def test_a_missing_collaboration_is_noticed_and_its_picture_drawn_again(tmp_path):
+    folder = tmp_path / "run"
+    call("run", "cobo", "--devices", 6, "--rounds", 2, "--out", folder, "--quiet")
+    (folder / "collaboration.png").unlink()
+    call("resume", folder, "--quiet")
+    assert (folder / "collaboration.png").is_file()
+    (folder / "collaboration.npz").unlink()
+    result = call("report", folder, "-o", tmp_path / "page.html", code=2)
+    assert "collaboration.npz" in result.stderr

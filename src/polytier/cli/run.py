@@ -79,6 +79,9 @@ def resume(
     if done is not None:
         more = f"polytier resume {folder} --rounds {done + 100}"
         say(f"{folder} is finished: {counted(done, 'round')}; to continue: {more}")
+        from polytier.report.heatmap import draw_beside
+
+        draw_beside(folder, again=False)
         print_result(folder, quiet, as_json)
         return
     check_code({**config, **given}, folder / "config.toml", trust, [given.get("engine", "")])

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polytier.files.read import Damaged
 from polytier.tree.topology import Topology
 
 LONGEST = 100  # characters of a name
@@ -229,6 +230,8 @@ def untouched(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 def map_file(path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """A tensor that is mapped from a file; a new file holds zeros."""
     numel = int(torch.Size(shape).numel())
+    if path.is_dir():
+        raise Damaged(f"{path} is a folder, not a file of rows")
     if numel == 0:
         path.touch()
         return torch.zeros(shape, dtype=dtype)

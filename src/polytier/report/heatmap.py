@@ -70,8 +70,14 @@ def draw(source: Path | str, out: Path | str) -> None:
     figures.save(matrices(source, PANELS, SHOWN), out, "png")
 
 
-def draw_beside(folder: Path) -> None:
-    """Draw collaboration.npz of a run folder, if there is one and matplotlib is installed."""
-    if (folder / FILE).exists() and find_spec("matplotlib") is not None:
-        with atomic(folder / "collaboration.png") as partial:
+def draw_beside(folder: Path, again: bool = True) -> None:
+    """Draw collaboration.npz of a run folder, if there is one and matplotlib is installed.
+
+    Args:
+        folder: The run folder.
+        again: Whether a picture that is there is replaced.
+    """
+    picture = folder / "collaboration.png"
+    if (folder / FILE).exists() and find_spec("matplotlib") is not None and (again or not picture.is_file()):
+        with atomic(picture) as partial:
             draw(check_result(folder, FILE), partial)

@@ -122,7 +122,10 @@ def summary_tables(folders: Sequence[Path], until: float | None = None) -> Itera
 def collaboration(study: Study) -> Iterator[Matrices]:
     """The weights between clients over time, from the first run of each method that learns them."""
     for variant in study.finished:
-        run = next((run for run in variant.runs if (run.folder / FILE).exists()), None)
+        learned = (
+            run for run in variant.runs if (run.folder / FILE).exists() or FILE in (run.summary or {}).get("files", ())
+        )
+        run = next(learned, None)
         if run is not None:
             found = matrices(check_result(run.folder, FILE), FRAMES, CLIENTS)
             title, note = f"{variant.name}, seed {run.seed}", f"{found.title}. {found.note}"
