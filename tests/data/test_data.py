@@ -26,7 +26,7 @@ from polytier.data.federation import Federation
 from polytier.data.own import load_npz
 from polytier.data.partition import PARTITIONS, Assignment, apportion
 from polytier.data.sources import SOURCES, Source
-from polytier.data.synthetic import quadratic_clusters, quadratics, synthetic, tridiagonal
+from polytier.data.synthetic import quadratic_clusters, quadratics, synthetic, synthetic_of_pfedme, tridiagonal
 from polytier.data.teams import FORMATIONS
 
 RNG = np.random.default_rng(7)
@@ -563,6 +563,42 @@ def test_iid_synthetic_shares_one_model():
     first = np.bincount(y[device == 0], minlength=10) / 300
     for k in range(1, 4):
         assert np.abs(np.bincount(y[device == k], minlength=10) / 300 - first).max() < 0.15
+
+
+@pytest.mark.parametrize(("devices", "most_frequent"), [(40, 0.812), (50, 0.878)])
+def test_the_recipe_of_pfedme_gives_the_papers_data(devices, most_frequent):
+    """The range of sizes that PerMFL prints, and how often the most frequent label of a device is right, pooled."""
+    source = SOURCES["synthetic"](None, devices, seed=7, recipe="pfedme")
+    assert source.device is not None
+    counts = np.zeros((devices, 10), int)
+    np.add.at(counts, (source.device, np.asarray(source.y)), 1)
+    assert (counts.sum(1).min(), counts.sum(1).max()) == (250, 25_810)
+    assert counts.max(1).sum() / counts.sum() == pytest.approx(most_frequent, abs=5e-4)
+
+
+def test_the_recipe_of_pfedme_draws_in_the_order_of_its_code():
+    """A plain transcription of the order of draws, for one device more than the first."""
+    np.random.seed(0)  # noqa: NPY002
+    sizes = (np.random.lognormal(4, 2, 3).astype(int) + 50) * 5  # noqa: NPY002
+    mean_w = np.random.normal(0, 0.5, 3)  # noqa: NPY002
+    centre = np.random.normal(0, 0.5, 3)  # noqa: NPY002
+    mean_x = [np.random.normal(centre[i], 1, 60) for i in range(3)]  # noqa: NPY002
+    x, y, device = synthetic_of_pfedme(3)
+    for i in range(3):
+        w = np.random.normal(mean_w[i], 1, (60, 10))  # noqa: NPY002
+        b = np.random.normal(mean_w[i], 1, 10)  # noqa: NPY002
+        cov = np.diag([(j + 1.0) ** -1.2 for j in range(60)])
+        points = np.random.multivariate_normal(mean_x[i], cov, sizes[i])  # noqa: NPY002
+        np.testing.assert_array_equal(x[device == i], points.astype(np.float32))
+        scores = np.exp(points @ w + b)
+        np.testing.assert_array_equal(y[device == i], (scores / scores.sum(1, keepdims=True)).argmax(1))
+
+
+def test_the_recipe_of_pfedme_is_fixed():
+    with pytest.raises(ValueError, match="leave them out"):
+        SOURCES["synthetic"](None, 4, recipe="pfedme", max_samples=99)
+    with pytest.raises(ValueError, match="pfedme"):
+        SOURCES["synthetic"](None, 4, recipe="pfedmee")
 
 
 @pytest.mark.parametrize(

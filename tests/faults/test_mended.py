@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 
+import polytier
 from commands import SMALL, call
 from polytier import Run, Topology
 from polytier.files.lock import FolderLock
-from polytier.files.read import Damaged
-from polytier.files.write import make_folder
+from polytier.files.read import Damaged, read_json
+from polytier.files.write import make_folder, write_json
 from polytier.method.mapped_memory import MappedMemory
-from polytier.runs import checkpoint
+from polytier.runs import callbacks, checkpoint
 from polytier.runs.read import RunRecord
 from polytier.runs.read_files import finished_rounds, read_history, read_summary, read_tiers
 from polytier.studies.study_folder import check_folder
@@ -56,6 +57,57 @@ def test_a_file_of_another_run_is_not_taken_for_its_own(runs, own, name, read):
     assert RunRecord(own).summary == RunRecord(runs["own"]).summary or read(own)
 
 
+def cut(path: Path, lines: int) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+
+
+def test_rounds_after_the_last_checkpoint_of_a_killed_run_are_not_shown(own):
+    """Such lines may be lost at the end of a line: `show` and `report` took what was left for the whole run."""
+    write_json(own / "state.json", {**read_json(own / "state.json"), "state": "running"})
+    (own / "summary.json").unlink()
+    shutil.rmtree(checkpoint.found(own / "checkpoints")[0])
+    before = call("show", own).stdout
+    assert [record["round"] for record in read_history(own)] == [1]
+    cut(own / "metrics.jsonl", 1)
+    assert call("show", own).stdout == before
+    cut(own / "metrics.jsonl", 0)
+    said = " ".join(call("show", own, code=2).stderr.split())
+    assert f"metrics.jsonl is damaged: it ends after round 0, round 1 is missing; `polytier resume {own}`" in said
+
+
+def test_lost_lines_of_a_run_that_ended_with_an_error_are_noticed(tmp_path, monkeypatch):
+    """No checkpoint has the rounds since the last one, and `show` took the lines that were left for all of them."""
+
+    class Fails(polytier.Callback):
+        def on_round(self, loop: Any, record: dict[str, Any]) -> None:
+            if loop.round == 3:
+                raise RuntimeError("no more")
+
+    monkeypatch.setattr(callbacks, "PATIENCE", 1e9)  # no checkpoint after the first round
+    federation = polytier.build_federation("digits", devices=4, teams=2)
+    with pytest.raises(RuntimeError):
+        polytier.train("fedavg", federation, "mclr", rounds=4, callbacks=[callbacks.RunFolder(tmp_path), Fails()])
+    assert len(read_history(tmp_path)) == 3
+    cut(tmp_path / "metrics.jsonl", 1)
+    with pytest.raises(Damaged, match=r"ends after round 1, rounds 2 to 3 are missing; `polytier resume"):
+        read_history(tmp_path)
+
+
+def test_a_run_that_continues_from_an_earlier_checkpoint_can_be_read(own):
+    """The damaged checkpoint and the summary of later rounds made its metrics.jsonl look damaged."""
+    seen: list[int] = []
+
+    class Reads(polytier.Callback):
+        def on_start(self, loop: Any) -> None:
+            seen.append(len(read_history(own)))
+
+    newest = checkpoint.found(own / "checkpoints")[0]
+    (newest / "facts.json").write_bytes((newest / "facts.json").read_bytes()[:-9])
+    polytier.resume(own, callbacks=[Reads()])
+    assert seen == [1]
+    assert finished_rounds(own, 2) == 2
+
+
 def test_a_missing_summary_of_a_run_that_is_done_is_noticed(own):
     """`show` said that the run was not finished, with exit code 0."""
     (own / "summary.json").unlink()
@@ -91,9 +143,6 @@ def test_a_run_whose_last_state_could_not_be_written_becomes_done(own):
     """After an error in the last write, the run was finished and its state was `stopped` for ever."""
     state = (own / "state.json").read_text()
     assert '"done"' in state
-    from polytier.files.read import read_json
-    from polytier.files.write import write_json
-
     write_json(own / "state.json", {**read_json(own / "state.json"), "state": "stopped", "reason": "EIO"})
     call("resume", own, "--quiet")
     assert read_json(own / "state.json")["state"] == "done"

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from commands import call, obey, rows_of
+from commands import call, obey, own_file, rows_of
 from polytier.algorithms import ALGORITHMS
-from polytier.models.metrics import ACCURACY
+from polytier.models.metrics import ACCURACY, LOSS
 from polytier.report import comparison, intervals
 from polytier.runs.read_files import read_summary
 from polytier.runs.spec import check_spec
@@ -251,7 +251,7 @@ def test_an_interrupted_run_is_resumed_and_one_without_a_checkpoint_repeated(tmp
         (("permfl", "--device", 6), "--devices"),
         (("permfl", "--rounds", "ten"), "--rounds"),
         (("permfl", "--rounds", 0), "rounds = 0"),
-        (("permfl", "--set", "device_lr=1"), "METHOD.FIELD=VALUE"),
+        (("permfl,local", "--set", "devce_lr=1"), "METHOD.FIELD=VALUE"),
         (("permfl", "--set", "permfl.devce_lr=1"), "did you mean 'device_lr'"),
         (("permfl", "--set", "permfl.device_lr=-1"), "> 0"),
         (("permfl,local", "--data", "digit"), "did you mean 'digits'"),
@@ -389,6 +389,80 @@ def test_ties_traffic_and_local_from_hand_made_runs(tmp_path):
     assert comparison.until_text(methods[2]) == "never"
     records[0]["state"] = "diverged"
     assert {m["method"]: m["seeds"] for m in comparison.by_method(tmp_path, records)}["local"] == 1
+
+
+def test_a_field_without_a_method_is_set_for_all_that_have_it():
+    shared, names = check_spec({"devices": 6}), ["permfl", "ditto", "local"]
+    texts = ["device_lr=0.2", "local.device_lr=0.3", "personal_lr=0.4"]
+    specs = compare.settle(shared, names, texts, None)[0]
+    assert {name: spec.set for name, spec in specs.items()} == {
+        "permfl": {"device_lr": 0.2},
+        "ditto": {"device_lr": 0.2, "personal_lr": 0.4},
+        "local": {"device_lr": 0.3},
+    }
+
+
+def test_own_data_have_one_setting_per_method_which_a_continued_comparison_uses_again(here, tmp_path, monkeypatch):
+    own_file(tmp_path / "own.npz")
+    args = ("fedavg,local", "--data", "own.npz", "--rounds", 10, "--batching", "eager", "--seeds", 2, "--steps", 2)
+    args = (*args, "--set", "local.device_lr=0.4", "--out", "out")
+    result = call("compare", *args)
+    assert result.stderr.count("chosen on training data") == 1  # local has no other field to choose
+    fields = found()["settings"]["set"]
+    assert fields["local"] == {"device_steps": 2, "device_lr": 0.4}
+    assert set(fields["fedavg"]) == {"device_steps", "device_lr"}
+    for seed in (0, 1):
+        made = tomllib.loads((tmp_path / f"out/fedavg-{seed}/config.toml").read_text())["set"]
+        assert made["device_lr"] == fields["fedavg"]["device_lr"]
+    shutil.rmtree(tmp_path / "out/fedavg-1")
+    first = found()
+    monkeypatch.setattr("polytier.runs.first_fields.Search.begin", lambda *_: pytest.fail("searched again"))
+    call("compare", *args)
+    assert without_seconds(found()) == without_seconds(first)
+
+
+def test_methods_are_tuned_first_with_as_many_trials_each(here, tmp_path):
+    args = ("local,fedavg", *SMALL, "--seeds", 1, "--tune", 3, "--set", "fedavg.device_lr=0.2", "--out", "out")
+    assert "--split 3:1:1" in call("compare", *args, code=2).stderr
+    assert not (tmp_path / "out").exists()
+    args = (*args, "--split", "3:1:1")
+    call("compare", *args)
+    trials = [json.loads(text) for text in (tmp_path / "out/tune-local/trials.jsonl").read_text().splitlines()]
+    done = [trial for trial in trials if trial["state"] == "done"]
+    best = max(done, key=lambda trial: trial["score"])
+    assert len(trials) == 3
+    assert found()["settings"]["set"] == {"local": best["fields"], "fedavg": {"device_lr": 0.2}}
+    first = found()
+    call("compare", *args)
+    assert found() == first
+
+
+@pytest.mark.parametrize(
+    ("values", "better", "improving"),
+    [
+        ([0.02 * k for k in range(20)], "higher", True),
+        ([0.8 + 0.0005 * k for k in range(20)], "higher", False),  # less than a point
+        ([0.8 + 0.03 * (-1) ** k for k in range(20)], "higher", False),  # noise
+        ([0.8, 0.7, 0.8, 0.75, 0.8, 0.7, 0.73, 0.76, 0.74, 0.78], "higher", False),
+        ([0.9 - 0.02 * k for k in range(20)], "higher", False),
+        ([0.97**k for k in range(20)], "lower", True),
+        ([0.999**k for k in range(20)], "lower", False),  # less than 2 %
+        ([0.1 * k for k in range(9)], "higher", False),  # too few to tell
+    ],
+)
+def test_a_trend_at_the_end_is_told_from_a_flat_curve(values, better, improving):
+    metric = ACCURACY if better == "higher" else LOSS
+    assert comparison.is_improving(values, metric) == improving
+
+
+def test_the_table_and_the_page_name_methods_that_were_still_improving(here, tmp_path):
+    slow = ("--set", "local.device_lr=1e-2", "--set", "fedavg.device_lr=1e-9", "--set", "device_steps=1")
+    few = ("--devices", 6, "--teams", 2, "--rounds", 20, "--batching", "eager", "--metric", "loss")
+    result = call("compare", "local,fedavg", *few, *slow, "--seeds", 1, "--out", "out")
+    assert {m["method"]: m["improving"] for m in found()["methods"]} == {"local": True, "fedavg": False}
+    note = "local: test loss still falling: train longer"
+    assert note in result.stdout
+    assert note in Path("out/report.html").read_text()
 
 
 def test_progress_of_each_run(tmp_path):

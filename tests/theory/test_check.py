@@ -16,15 +16,9 @@ from polytier import CoBo, FedAvg, Federation, PerMFL, PFedMT, SFedHP, Topology,
 from polytier.algorithms import MFARR, Ditto, MFARand
 from polytier.data.synthetic import quadratic_clusters, quadratics
 from polytier.runs.loop import Loop, make_loop
+from polytier.runs.smoothness import first_vector, hessian_product, quick_smoothness
 from polytier.theory.check import check_training
-from polytier.theory.curvature import (
-    curvature,
-    extremes,
-    first_vector,
-    hessian_product,
-    quick_smoothness,
-    softmax_smoothness,
-)
+from polytier.theory.curvature import curvature, extremes, softmax_smoothness
 from polytier.theory.measure import Trail, measure
 from polytier.theory.permfl import conditions as permfl_conditions
 from polytier.theory.permfl import predictions as permfl_predictions

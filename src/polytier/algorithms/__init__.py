@@ -24,6 +24,7 @@ from polytier.algorithms.fc import FC
 from polytier.algorithms.fedamp import FedAMP, HeurFedAMP
 from polytier.algorithms.fedavg import FedAvg
 from polytier.algorithms.fedavg_ft import FedAvgFT
+from polytier.algorithms.fedopt import FedOpt
 from polytier.algorithms.fedprox import FedProx
 from polytier.algorithms.fedrep import FedRep
 from polytier.algorithms.hier_fedavg import HierFedAvg
@@ -70,6 +71,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "scaffold": SCAFFOLD,
     "apfl": APFL,
     "fedrep": FedRep,
+    "fedopt": FedOpt,
 }
 
 __all__ = [
@@ -86,6 +88,7 @@ __all__ = [
     "FedAMP",
     "FedAvg",
     "FedAvgFT",
+    "FedOpt",
     "FedProx",
     "FedRep",
     "HeurFedAMP",

@@ -152,8 +152,8 @@ def watch(
         raise ValueError(f"{folder} is a file; give a run folder, or a folder that contains some")
 
     def ready(address: str) -> None:
-        missing = "" if folder.exists() else " as soon as a run makes it"
-        say(f"{folder} is shown at {address}{missing}; Ctrl-C stops the server")
+        missing = "" if folder.exists() else "as soon as a run makes it "
+        say(f"{folder} is shown {missing}at {address} (Ctrl-C stops the server)")
         if browser:
             import webbrowser
 

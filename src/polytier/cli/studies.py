@@ -124,15 +124,32 @@ def compare(
             help="Gradient steps per device and round, the same for all methods.",
         ),
     ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            "--tune",
+            parser=whole_number(1),
+            metavar="N",
+            help="First search for the fields of each method with N trials, as `polytier tune` does.",
+        ),
+    ] = None,
     fields: Annotated[
-        list[str] | None, typer.Option("--set", metavar="METHOD.FIELD=VALUE", help="A field of one of the methods.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="[METHOD.]FIELD=VALUE",
+            help="A field of one method, or without METHOD of all methods that have it.",
+        ),
     ] = None,
     trust: Trust = False,
     quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print compare.json and nothing else.")] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Run several methods on the same data, and compare them over seeds."""
+    """Run several methods on the same data, and compare them over seeds.
+
+    On your own data, fields that are not set are chosen once per method, by a short search on training data.
+    """
     set_up_logging(quiet or as_json, verbose)
     loading_torch(quiet or as_json)
     from polytier.studies.compare import compare_methods, protocol
@@ -145,6 +162,7 @@ def compare(
         names,
         fields=fields or (),
         steps=steps,
+        trials=trials,
         seeds=seeds,
         out=out,
         until=until,

@@ -8,6 +8,7 @@ from polytier.data.federation import Federation
 
 MOST_NUMBERS = 1 << 31  # in all matrices of generated problems: 16 GB
 WIDEST = 1e18  # standard deviation of generated data: their squares are numbers of float32 too
+PFEDME_FEATURES, PFEDME_CLASSES = 60, 10
 SYNTHETIC, QUADRATICS, QUADRATIC_CLUSTERS = 0x51, 0x52, 0x53  # keys: each kind of data has its own random numbers
 
 
@@ -51,6 +52,37 @@ def synthetic(
         ys.append((x @ weights[:-1] + weights[-1]).argmax(1))
     device = np.repeat(np.arange(num_devices), [len(y) for y in ys])
     return np.concatenate(xs), np.concatenate(ys).astype(np.int64), device
+
+
+def synthetic_of_pfedme(
+    num_devices: int, alpha: float = 0.5, beta: float = 0.5
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Generate synthetic(alpha, beta) with the generator of pFedMe (T. Dinh et al. 2020), as PerMFL and pFedMT do.
+
+    The distributions are those of `synthetic`, with 60 features and 10 classes; sizes are 5 (50 + lognormal(4, 2)). All
+    numbers come from NumPy's legacy generator with seed 0, in the order of the authors' code, so the data are theirs.
+    With alpha = beta = 0.5 and 40, 50 or 100 devices, a device has 250 to 25,810 samples.
+
+    Returns:
+        x [N, F] float32, y [N] int64 and device [N] int64.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    check_synthetic(num_devices, alpha, beta, PFEDME_FEATURES, PFEDME_CLASSES, 1, 1)
+    rng = np.random.RandomState(0)  # noqa: NPY002: these data are defined by the legacy generator
+    sizes = 5 * (50 + rng.lognormal(4, 2, num_devices).astype(int))
+    u, means = rng.normal(0, alpha, num_devices), rng.normal(0, beta, num_devices)
+    v = [rng.normal(mean, 1, PFEDME_FEATURES) for mean in means]
+    variances = np.diag(np.arange(1, PFEDME_FEATURES + 1) ** -1.2)
+    xs, ys = [], []
+    for k, size in enumerate(sizes):
+        weights = rng.normal(u[k], 1, (PFEDME_FEATURES, PFEDME_CLASSES))
+        bias = rng.normal(u[k], 1, PFEDME_CLASSES)
+        x = rng.multivariate_normal(v[k], variances, size)
+        xs.append(x.astype(np.float32))
+        ys.append((x @ weights + bias).argmax(1))
+    return np.concatenate(xs), np.concatenate(ys).astype(np.int64), np.repeat(np.arange(num_devices), sizes)
 
 
 def check_synthetic(

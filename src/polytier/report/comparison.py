@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from math import inf
+from math import inf, sqrt
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, variance
 from typing import Any
 
 from rich.console import Console
@@ -39,6 +39,8 @@ NOT_APPLICABLE, DIVERGED, FAILED = "not applicable", "diverged", "failed"
 LOCAL = "local"
 MANY = 20  # with more methods than this, the progress table shows only those that are running
 SHARE = MetricInfo("share", unit="%")
+FIFTH = 2  # evaluations that a fifth of a curve needs, to tell a trend from noise
+POINT, PART = 0.01, 0.02  # a trend is more than this: of a share, and relative to other values
 OTHERS = {  # other figures of a method, with their limits
     "bytes_until": (0, inf),
     "better_than_local": SHARE.limits,
@@ -158,7 +160,35 @@ def by_method(out: Path, records: Sequence[Record], metric: MetricInfo | None = 
         pairs = [pair for r in own for pair in paired(by_device(out, r, metric), best[r["seed"]])]
         row["p_value"] = paired_test(pairs)
         row["best"] = bool(row["seeds"]) and (k == 0 or (row["p_value"] or 0) > LEVEL)
+        curves = [test_curve(out, record, metric) for record in done[row["method"]]]
+        row["improving"] = is_improving([fmean(values) for values in zip(*curves, strict=False)], metric)
     return rows
+
+
+def test_curve(out: Path, record: Record, metric: MetricInfo) -> list[float]:
+    """The test value of every evaluated round, of the model that the method is judged by."""
+    history = RunRecord(out / record["folder"]).history
+    found = (r.get(record["judged_by"], {}).get("test", {}).get(metric.name) for r in history)
+    return [value for value in found if value is not None]
+
+
+def is_improving(values: Sequence[float], metric: MetricInfo) -> bool:
+    """Whether training ended too early: the last fifth of the values is better than the fifth before it.
+
+    The means must differ by more than a point (1 % of a share, otherwise 2 % of the value) and by more than twice the
+    standard error of their difference, so that noise is no trend. False with fewer than ten values.
+
+    Examples:
+        >>> is_improving([k / 20 for k in range(20)], SHARE), is_improving([0.5] * 20, SHARE)
+        (True, False)
+    """
+    fifth = len(values) // 5
+    if fifth < FIFTH:
+        return False
+    before, last = values[-2 * fifth : -fifth], values[-fifth:]
+    gain = metric.sign * (fmean(last) - fmean(before))
+    error = sqrt((variance(before) + variance(last)) / fifth)
+    return gain > max(POINT if metric.unit == "%" else PART * abs(fmean(before)), 2 * error)
 
 
 def method_row(method: str, own: Sequence[Record], metric: MetricInfo) -> dict[str, Any]:
@@ -213,7 +243,7 @@ def comparison_table(methods: Sequence[dict[str, Any]], records: Sequence[Record
     columns["worst decile"] = [interval_text(m["worst_decile"], metric) for m in methods]
     columns[f"bytes until {metric.short(until)}"] = [until_text(m) for m in methods]
     columns["better than Local"] = [interval_text(m["better_than_local"], SHARE) for m in methods]
-    columns["groups found"] = [with_spread(m["rand_index"], "{:.2f}".format) for m in methods]
+    columns["Rand index of groups"] = [with_spread(m["rand_index"], "{:.2f}".format) for m in methods]
     columns["gradients"] = [f"{m['gradients']['mean']:,.0f}" if m["seeds"] else "-" for m in methods]
     columns["training"] = [with_spread(m["seconds"], duration) for m in methods]
     columns["runs"] = [states(m["method"], records) for m in methods]
@@ -244,6 +274,13 @@ def means_note(methods: Sequence[dict[str, Any]], metric: str) -> str:
     return "; ".join(filter(None, (f"test {metric} of the last round, mean over devices", spreads)))
 
 
+def train_longer(methods: Sequence[dict[str, Any]], metric: MetricInfo) -> list[str]:
+    """A note that names the methods that were still improving at the end; none if there are none."""
+    names = ", ".join(m["method"] for m in methods if m["improving"])
+    way = "rising" if metric.better == "higher" else "falling"
+    return [f"{names}: test {metric.name} still {way}: train longer (--rounds)"] if names else []
+
+
 def print_comparison(
     console: Console, methods: Sequence[dict[str, Any]], records: Sequence[Record], until: float, out: Path
 ) -> None:
@@ -253,6 +290,8 @@ def print_comparison(
         line(console, means_note(methods, methods[0]["metric"]))
     if any(m["best"] for m in methods):
         line(console, f"* the best, or a tie with it: Wilcoxon signed-rank over devices and seeds, p > {LEVEL}")
+    for note in train_longer(methods, metric_in(methods[0])):
+        line(console, note)
     why: dict[tuple[str, str], list[str]] = {}
     for r in records:
         if r["reason"]:

@@ -202,6 +202,7 @@ def summary_table(study: Study, results: Results) -> Table:
     if sum(m["best"] for m in found) and len(found) > 1:
         test = f"Wilcoxon signed-rank over devices and seeds, p > {LEVEL}"
         notes.append(f"* the best, or a tie with it: {test}.")
+    notes += [f"{note}." for note in comparison.train_longer(found, metric)]
     if results.local:
         notes.append(
             f"Better than Local: share of the devices whose value is worse with {results.local} and the same seed."
@@ -240,7 +241,7 @@ def method_row(
     if until is not None:
         reached = m["bytes_until"]
         row[f"bytes until {metric.short(until)}"] = Cell(comparison.until_text(m), reached and reached["mean"])
-    row["groups found"] = cell(m["rand_index"], "{:.2f}".format)
+    row["Rand index of groups"] = cell(m["rand_index"], "{:.2f}".format)
     row["training"] = cell(m["seconds"], duration)
     row["seeds"] = Cell(", ".join(str(record["seed"]) for record in own), len(own))
     return row | {"rounds": Cell(f"{rounds:,}", rounds)}

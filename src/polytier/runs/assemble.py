@@ -35,6 +35,7 @@ from polytier.models.losses import Loss, default_loss
 from polytier.models.metrics import Asked, Metric, resolve_metrics
 from polytier.models.trainable import Trainable
 from polytier.models.zoo import checked, make_model
+from polytier.runs.first_fields import scale_advice, with_first_fields
 from polytier.runs.make_data import make_data, make_topology
 from polytier.runs.methods import (
     check_tiers,
@@ -168,10 +169,20 @@ def assemble(
     specs = model_specs(spec) if algorithm is None else given_specs(spec, algorithm)
     if algorithm is None:
         methods = {name: method_of(each) for name, each in specs.items()}
-        algorithm = methods[""] if "" in methods else make_method(spec.algorithm, own_fields(spec), methods)
-    methods = algorithm.parts() or {"": algorithm}
+    else:
+        methods = dict(algorithm.parts() or {"": algorithm})
     check_device(spec.on)
     federations, specs = make_data(specs, one_each("federation", federation, methods))
+    modules, losses = one_each("model", model, methods), one_each("loss", loss, methods)
+    if algorithm is None:
+        ready = {"topology": topology, "participation": participation, "codec": codec, "upload": upload}
+        for name, each in specs.items():
+            own = with_first_fields(each, federations[name], model=modules[name], loss=losses[name], **ready)
+            if own is not each:
+                specs[name], methods[name] = own, method_of(own)
+                for advice in scale_advice(federations[name]):
+                    log.warning("%s", advice)
+        algorithm = methods[""] if "" in methods else make_method(spec.algorithm, own_fields(spec), methods)
     threads = torch.get_num_threads()
     configure_process()
     try:
@@ -181,7 +192,6 @@ def assemble(
         named = [getattr(spec, name) for name in RULES]
         rules = [Participation.parse(n if p is None else p) for n, p in zip(named, participation, strict=True)]
         tree = topology or make_topology(next(iter(federations.values())), read_teams(spec.teams))
-        modules, losses = one_each("model", model, methods), one_each("loss", loss, methods)
         objectives = {} if objectives is None else objectives
         contexts = {
             name: make_context(

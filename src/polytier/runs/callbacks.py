@@ -56,6 +56,7 @@ class RunFolder(Callback):
         self.saved_at = self.cost = 0.0
         self._lock, self._name = lock, ""
         self._lines: Appended | None = None
+        self._written = 0  # complete lines of metrics.jsonl
         self._epochs: list[int] | None = None  # of the stores, at the checkpoint before the last one
 
     def on_start(self, loop: Loop) -> None:
@@ -66,6 +67,7 @@ class RunFolder(Callback):
         self._name = run_name(loop.context, loop.spec)
         write_start(self.folder, loop.spec.replace(rounds=loop.rounds), loop.context)
         write_state(self.folder, RUNNING, loop.context, loop.spec, round_=loop.round)
+        checkpoint.set_aside_after(self.folder / CHECKPOINTS, loop.round)
         self._write_rounds(loop)
         self.checkpoint(loop)
 
@@ -73,6 +75,7 @@ class RunFolder(Callback):
         assert self._lines is not None
         if self._lines.intact:
             self._lines.append(json_line(record, self._name))
+            self._written += 1
         else:
             log.warning("%s was changed by another program during the run; it is written again", self._lines.path)
             self._write_rounds(loop)
@@ -101,7 +104,7 @@ class RunFolder(Callback):
         reason = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
         with suppress(OSError):  # a full disk may be the cause of the error
             state = DIVERGED if isinstance(error, Diverged) else STOPPED
-            write_state(self.folder, state, loop.context, loop.spec, reason, loop.round)
+            write_state(self.folder, state, loop.context, loop.spec, reason, loop.round, self._written)
 
     def close(self) -> None:
         with suppress(OSError):  # the rounds are in the checkpoint too
@@ -127,6 +130,7 @@ class RunFolder(Callback):
         if self._lines is not None:
             self._lines.close()
         self._lines = Appended(self.folder / "metrics.jsonl", metric_lines(loop.history, self._name))
+        self._written = len(loop.history)
 
     def _restore_start(self, loop: Loop) -> None:
         """Write config.toml and topology.json again if another program has removed them."""

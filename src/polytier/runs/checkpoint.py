@@ -107,6 +107,13 @@ def is_whole(path: Path) -> bool:
     return False
 
 
+def set_aside_after(folder: Path, number: int) -> None:
+    """Set aside the checkpoints of later rounds: a run continues from one before if they are damaged."""
+    for path in found(folder):
+        if number_of(path) > number:
+            set_aside(path)
+
+
 def set_aside(path: Path) -> None:
     """Rename a damaged checkpoint, so that nobody uses it."""
     os.rename(path, partial_name(path.with_name(f"damaged-{path.name}")))

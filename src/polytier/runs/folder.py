@@ -167,8 +167,10 @@ def metric_lines(history: Sequence[dict[str, Any]], run: str) -> str:
     return "".join(json_line(record, run) for record in history)
 
 
-def write_state(folder: Path, state: str, context: Context, spec: RunSpec, reason: str = "", round_: int = 0) -> None:
-    """Write state.json: one of `STATES`, the reason, and what identifies the run."""
+def write_state(
+    folder: Path, state: str, context: Context, spec: RunSpec, reason: str = "", round_: int = 0, lines: int = 0
+) -> None:
+    """Write state.json: one of `STATES`, the reason, what identifies the run, and known lines of metrics.jsonl."""
     assert state in STATES
     about = {
         "format": FORMAT,
@@ -179,6 +181,7 @@ def write_state(folder: Path, state: str, context: Context, spec: RunSpec, reaso
         "pid": os.getpid(),
         "metrics": [metric.as_dict() for metric in metrics_of(context)],
         "settings": identity(spec.values()),
+        **({"lines": lines} if lines else {}),
     }
     write_json(folder / STATE, about)
 

@@ -12,13 +12,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from polytier.files import lock
 from polytier.models.metrics import ACCURACY, LOSS, MetricInfo, describe
 from polytier.runs.read_files import (
     FORMAT,
     KINDS,
-    RUNNING,
     Record,
+    is_abandoned,
     read_config,
     read_devices,
     read_rounds,
@@ -102,7 +101,7 @@ class RunRecord:
     @property
     def abandoned(self) -> bool:
         """Whether the process of a run that is not finished no longer exists on this machine."""
-        return self.state["state"] == RUNNING and not lock.is_locked(self.folder)
+        return is_abandoned(self.folder)
 
     # -- their content -------------------------------------------------------------------------------
 

@@ -173,30 +173,52 @@ def read_tiers(folder: Path) -> list[Record]:
 
 
 def read_history(folder: Path) -> list[Record]:
-    """One record per round. An incomplete last line is left out."""
+    """One record per round; see `read_rounds`."""
     return read_rounds(folder)[0]
 
 
 def read_rounds(folder: Path) -> tuple[list[Record], bool]:
-    """One record per round, and whether the last line is complete; a killed run may leave an incomplete one.
+    """One record per round, and whether the last line is complete.
+
+    Of a run whose process was killed: the rounds up to its newest checkpoint, from which `resume` continues. Lines of
+    later rounds may be there, or be lost; no other file could tell.
 
     Raises:
-        Damaged: Another line does not have the content that was written, or rounds of a finished run are missing.
+        Damaged: A line does not have the content that was written, or lines are missing.
     """
+    saved, least = saved_rounds(folder), least_lines(folder)  # before the lines: a run in progress adds some
     history, whole = read_lines(folder)
-    summary = read_summary(folder)
-    least = summary["rounds"] if summary is not None and "files" in summary else saved_rounds(folder)
     if len(history) < least:
-        path = folder / "metrics.jsonl"
-        raise Damaged(f"{path} is damaged: it has {len(history)} rounds of at least {least}; {repair(folder)}")
+        path, there = folder / "metrics.jsonl", len(history)
+        lost = f"round {least} is" if there + 1 == least else f"rounds {there + 1} to {least} are"
+        raise Damaged(f"{path} is damaged: it ends after round {there}, {lost} missing; {repair(folder)}")
+    if saved is not None and is_abandoned(folder):
+        return history[:least], True
     return history, whole
 
 
-def saved_rounds(folder: Path) -> int:
-    """The round of the newest checkpoint, 0 before format 3. The line of a round is written before its checkpoint."""
+def saved_rounds(folder: Path) -> int | None:
+    """The round of the newest checkpoint; None without checkpoints, and before format 3."""
     if not (folder / STATE).exists() or (read_state(folder).get("format") or 0) < FORMAT:
-        return 0
-    return max((int(path.name.removeprefix("round-")) for path in (folder / CHECKPOINTS).glob("round-*")), default=0)
+        return None
+    places = (path.name.removeprefix("round-") for path in (folder / CHECKPOINTS).glob("round-*"))
+    return max((int(number) for number in places if number.isdigit()), default=None)
+
+
+def least_lines(folder: Path) -> int:
+    """The number of rounds that metrics.jsonl has at least, by the other files.
+
+    The line of a round is written before its checkpoint and before summary.json. A run that ends with an error writes
+    the number of its lines to state.json. A resumed run may have begun with fewer rounds than summary.json has.
+    """
+    summary, state = read_summary(folder) or {}, read_state(folder)
+    done = summary["rounds"] if "files" in summary and state["state"] != RUNNING else 0
+    return max(saved_rounds(folder) or 0, done, state.get("lines") or 0)
+
+
+def is_abandoned(folder: Path) -> bool:
+    """Whether the process of a run that is not finished no longer exists on this machine."""
+    return read_state(folder)["state"] == RUNNING and not lock.is_locked(folder)
 
 
 def read_lines(folder: Path) -> tuple[list[Record], bool]:

@@ -1,32 +1,35 @@
 """Compares several methods on the same data with the same settings: the runs and their processes.
 
 The folder of a comparison contains, for every method and seed, METHOD-SEED.toml, the requested settings, and
-METHOD-SEED, the run folder; then compare.json, compare.csv and report.html. Repeating the command continues the
-comparison: finished runs are reused, others are resumed.
+METHOD-SEED, the run folder; with --tune, tune-METHOD, the search for the fields of a method; then compare.json,
+compare.csv and report.html. Repeating the command continues the comparison: finished runs are reused, others are
+resumed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from polytier._errors import FAULT, Stopped
 from polytier._errors import INTERRUPTED as EXIT_INTERRUPTED
-from polytier._terminal import say, silence, wide_console
+from polytier._terminal import log, say, silence, wide_console
+from polytier.files.read import read_json
 from polytier.method.algorithm import Algorithm
 from polytier.report import comparison, page_contents
 from polytier.report.comparison import DONE, FILE, INTERRUPTED, NOT_APPLICABLE, WAITING
 from polytier.runs.assemble import assemble
 from polytier.runs.defaults import settings
-from polytier.runs.make_data import make_federation
-from polytier.runs.methods import make_method, method_class, wraps_others
+from polytier.runs.first_fields import is_own, scale_advice, with_first_fields
+from polytier.runs.make_data import make_data, make_federation
+from polytier.runs.methods import field_names, make_method, method_class, wraps_others
 from polytier.runs.spec import RunSpec, is_file, merge_fields, read_spec
 from polytier.studies.run_queue import Task, check_same, run_tasks
-from polytier.studies.study_folder import study_folder
+from polytier.studies.study_folder import slug, stem, study_folder
+from polytier.studies.tune import tuned_fields, without_test
 
 
 def compare_methods(
@@ -34,6 +37,7 @@ def compare_methods(
     names: Sequence[str],
     fields: Sequence[str],
     steps: int | None,
+    trials: int | None,
     seeds: int,
     out: Path | None,
     until: float,
@@ -41,10 +45,13 @@ def compare_methods(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """The command `polytier compare`; `fields` are METHOD.FIELD=VALUE texts."""
+    """The command `polytier compare`; `fields` are FIELD=VALUE and METHOD.FIELD=VALUE texts."""
     specs, notes = settle(shared, names, fields, steps)
     show = not (quiet or as_json)
     with study_folder(out, stem("compare", shared), FILE, "a comparison") as out:
+        chosen = start_fields(specs, out)
+        best = chosen if trials is None else tune_all(specs, chosen, trials, out, show)
+        specs = {name: started(spec, best) for name, spec in specs.items()}
         tasks = make_tasks(specs, seeds, out)
         check(tasks)
         for note in notes if show else ():
@@ -54,7 +61,9 @@ def compare_methods(
             "seeds": sorted({task.spec.seed for task in tasks}),
             "until": until,
             "steps": steps,
+            "trials": trials,
             "set": {name: spec.set for name, spec in specs.items()},
+            "chosen": chosen,
             "notes": notes,
             **shared.model_dump(exclude={"algorithm", "set", "seed", "out"}, exclude_none=True),
         }
@@ -106,12 +115,11 @@ def settle(
     own: dict[str, list[str]] = {name: [] for name in names}
     for text in texts:
         name = max((name for name in names if text.startswith(f"{name}.")), key=len, default=None)
-        if name is None:
-            there = f"where METHOD is one of {', '.join(names)}"
-            raise ValueError(
-                f"--set {text!r}: write METHOD.FIELD=VALUE, {there}, for example --set {names[0]}.device_lr=0.05"
-            )
-        own[name].append(text.removeprefix(f"{name}."))
+        if name is not None:
+            own[name].append(text.removeprefix(f"{name}."))
+    for text in reversed([text for text in texts if not text.startswith(tuple(f"{name}." for name in names))]):
+        for name in having(text, kinds):
+            own[name].insert(0, text)  # METHOD.FIELD=VALUE wins over FIELD=VALUE
     if shared.models is not None and not any("models" in kind.__dataclass_fields__ for kind in kinds.values()):
         raise ValueError("--models needs mfa-rr or mfa-rand among the methods")
     tiers = 0 if steps is None else team_tiers(make_federation(shared)[1].teams)
@@ -138,6 +146,56 @@ def settle(
             make_method(name, spec.set)  # raises an error for invalid fields
         specs[name] = spec
     return specs, notes
+
+
+def having(text: str, kinds: Mapping[str, type[Algorithm]]) -> list[str]:
+    """The methods that have the field of a text FIELD=VALUE."""
+    field = text.partition("=")[0].partition(".")[0].strip()
+    found = [name for name, kind in kinds.items() if field in field_names(kind)]
+    if not found:
+        example = next(iter(kinds))
+        raise ValueError(
+            f"--set {text!r}: none of {', '.join(kinds)} has a field {field!r}; write FIELD=VALUE for all methods that "
+            f"have it, or METHOD.FIELD=VALUE for one, for example --set {example}.device_lr=0.05"
+        )
+    return found
+
+
+def start_fields(specs: Mapping[str, RunSpec], out: Path) -> dict[str, dict[str, Any]]:
+    """The fields of each method that are chosen for the user's own data, on the first seed; those of before, if any."""
+    own = {name: spec for name, spec in specs.items() if is_own(spec) and not wraps_others(spec)}
+    if not own:
+        return {}
+    before = (read_json(out / FILE)["settings"].get("chosen") or {}) if (out / FILE).exists() else {}
+    federations, complete = make_data(own, dict.fromkeys(own))
+    for text in scale_advice(next(iter(federations.values()))):
+        log.warning("%s", text)
+    found = {name: before.get(name) or with_first_fields(complete[name], federations[name]).set for name in own}
+    return {name: {k: v for k, v in each.items() if k not in specs[name].set} for name, each in found.items()}
+
+
+def tune_all(
+    specs: Mapping[str, RunSpec], chosen: Mapping[str, dict[str, Any]], trials: int, out: Path, show: bool
+) -> dict[str, dict[str, Any]]:
+    """The fields of each method after a search with validation samples that starts from the chosen ones."""
+    without_test(make_federation(next(iter(specs.values())))[0])  # raises an error if there are no such samples
+    if not (out / FILE).exists():  # this file marks the folder as a comparison
+        comparison.write(out, {"methods": list(specs), "chosen": chosen}, [], [])
+    found = {}
+    for name, spec in specs.items():
+        folder = out / f"tune-{slug(name)}"
+        try:
+            best = tuned_fields(started(spec, chosen), spec.set, trials, folder, show)
+        except ValueError as error:
+            say(f"{name} is not tuned: {error}")
+            best = {}
+        found[name] = chosen.get(name, {}) | best
+    return found
+
+
+def started(spec: RunSpec, chosen: Mapping[str, Mapping[str, Any]]) -> RunSpec:
+    """The settings of a method with the fields that were chosen for it; those that are set stay as they are."""
+    return spec.replace(set={**chosen.get(spec.algorithm, {}), **spec.set})
 
 
 def team_tiers(teams: str | None) -> int:
@@ -178,16 +236,6 @@ def make_tasks(specs: Mapping[str, RunSpec], seeds: int, out: Path) -> list[Task
         if task.state == WAITING and task.spec.models is None and wraps_others(task.spec):
             task.state, task.reason = NOT_APPLICABLE, "it trains several models; give their number with --models"
     return tasks
-
-
-def slug(text: str) -> str:
-    """A text as the name of a folder."""
-    return re.sub(r"[^\w.-]+", "-", text)
-
-
-def stem(what: str, spec: RunSpec) -> str:
-    """WHAT-DATA as the name of a folder."""
-    return slug(f"{what}-{Path(spec.data).name.removesuffix('.npz')}")
 
 
 def check(tasks: Sequence[Task]) -> None:

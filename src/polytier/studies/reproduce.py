@@ -39,9 +39,8 @@ from polytier.runs.loop import Loop
 from polytier.runs.make_data import needs_files
 from polytier.runs.methods import method_of, wraps_others
 from polytier.runs.spec import RunSpec, check_spec, read_teams
-from polytier.studies.compare import slug
 from polytier.studies.run_queue import Task, check_same, run_tasks
-from polytier.studies.study_folder import study_folder
+from polytier.studies.study_folder import slug, study_folder
 
 FILE = "reproduction.json"
 TIMED_DEVICES, TIMED_BATCH = 8, 128  # devices whose step is timed, and the size of a batch that grows

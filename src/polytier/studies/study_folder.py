@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from polytier.files.lock import FolderLock
 from polytier.files.read import refuse_links
 from polytier.files.write import PARTIAL, make_folder, remove_partials
 from polytier.runs.folder import claim_next, discard
+from polytier.runs.spec import RunSpec
 
 
 @contextmanager
@@ -57,3 +59,13 @@ def check_folder(out: Path, marker: str, what: str) -> None:
         return
     if not out.is_dir() or any(path.name != lock.FILE and path.suffix != PARTIAL for path in out.iterdir()):
         raise ValueError(f"{out} exists and is not {what} (it has no {marker}); give another --out")
+
+
+def slug(text: str) -> str:
+    """A text as the name of a folder."""
+    return re.sub(r"[^\w.-]+", "-", text)
+
+
+def stem(what: str, spec: RunSpec) -> str:
+    """WHAT-DATA as the name of a folder."""
+    return slug(f"{what}-{Path(spec.data).name.removesuffix('.npz')}")

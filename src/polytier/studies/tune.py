@@ -13,7 +13,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,15 +33,15 @@ from polytier.models.metrics import LOSS, MetricInfo
 from polytier.report.comparison import DONE, FAILED
 from polytier.runs.assemble import Objectives, assemble
 from polytier.runs.evaluate import metrics_of
+from polytier.runs.first_fields import with_first_fields
 from polytier.runs.loop import Loop
 from polytier.runs.make_data import make_federation
 from polytier.runs.methods import fields_of, method_of, wraps_others
 from polytier.runs.read import judge_of
 from polytier.runs.read_files import FORMAT
 from polytier.runs.spec import RunSpec, to_toml
-from polytier.studies.compare import stem
 from polytier.studies.search_space import Lags, Space, propose, read_space
-from polytier.studies.study_folder import study_folder
+from polytier.studies.study_folder import stem, study_folder
 from polytier.studies.tune_table import Record, Watch, print_search, ranked
 
 FILE, TRIALS, BEST = "tune.json", "trials.jsonl", "best.toml"
@@ -52,11 +52,7 @@ def tune_method(
     spec: RunSpec, over: Sequence[str], trials: int, seeds: int, out: Path | None, quiet: bool, as_json: bool
 ) -> None:
     """The command `polytier tune`; `over` are FIELD[=SPEC] texts."""
-    try:
-        import optuna
-    except ImportError:
-        raise ValueError("tune needs Optuna, which is not installed: pip install 'polytier[tune]'") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    need_optuna()
     search = make_search(spec, over, seeds)
     with study_folder(out, stem(f"tune-{spec.algorithm}", spec), FILE, "a search") as out:
         records = open_folder(out, search)
@@ -80,6 +76,44 @@ def tune_method(
     if best is None:
         why = records[-1]["reason"]
         raise Stopped(f"no trial finished; the last one: {why}. Try another range and another --out", FAULT)
+
+
+def tuned_fields(spec: RunSpec, fixed: Collection[str], trials: int, out: Path, show: bool) -> dict[str, Any]:
+    """The best fields of a search in a folder of a comparison.
+
+    Args:
+        spec: The settings of the method.
+        fixed: Fields that are not searched over.
+        trials: Number of settings to try.
+        out: The folder of the search. A search that was interrupted continues.
+        show: Whether to show the progress.
+
+    Raises:
+        ValueError: The method has nothing to search over, cannot run, or no trial finished.
+        Stopped: The search was interrupted.
+    """
+    need_optuna()
+    search = make_search(spec, (), 1)
+    search.space = {name: own for name, own in search.space.items() if name not in fixed}
+    if not search.space:
+        return {}
+    out.mkdir(exist_ok=True)
+    records = open_folder(out, search)
+    if not run_trials(search, records, trials, out, show):
+        raise Stopped(f"interrupted; continue with the same command and --out {out.parent}", INTERRUPTED)
+    best = ranked(records, search.metric)[0]
+    if best["state"] != DONE:
+        raise ValueError(f"no trial finished; the last one: {records[-1]['reason']}")
+    return best["fields"]
+
+
+def need_optuna() -> None:
+    """Raise an error if Optuna is not installed; otherwise let it print warnings only."""
+    try:
+        import optuna
+    except ImportError:
+        raise ValueError("tune needs Optuna, which is not installed: pip install 'polytier[tune]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 # -- a search -----------------------------------------------------------------------------------------
@@ -124,16 +158,16 @@ def make_search(spec: RunSpec, over: Sequence[str], seeds: int) -> Search:
     """The search for these settings; raises errors about invalid settings."""
     if wraps_others(spec):
         raise ValueError(f"{spec.algorithm} trains several models; tune the method of each model separately")
-    algorithm = method_of(spec)
+    numbers = range(spec.seed, spec.seed + seeds)
+    made = {seed: make_federation(spec.replace(seed=seed)) for seed in numbers}
+    algorithm = method_of(with_first_fields(made[spec.seed][1], made[spec.seed][0]))
     space = read_space(spec.algorithm, algorithm, over)
     for name, own in space.items():
         for value in own.get("choices") or (own["low"], own["high"]):
             check_fit(name, value, (), float(np.finfo(spec.dtype).max))
     if "eval_every" not in spec.model_fields_set:  # often enough to stop bad trials early
         spec = spec.replace(eval_every=max(1, spec.rounds // 10))
-    numbers = range(spec.seed, spec.seed + seeds)
-    made = {seed: make_federation(spec.replace(seed=seed)) for seed in numbers}
-    complete = made[spec.seed][1].replace(set=fields_of(algorithm))
+    complete = made[spec.seed][1].replace(set=fields_of(algorithm), eval_every=spec.eval_every)
     search = Search(complete, space, {seed: without_test(federation) for seed, (federation, _) in made.items()}, LOSS)
     with search.begin(spec.seed, {}) as loop:
         search.spec, search.metric = loop.spec, metrics_of(loop.context)[0]
@@ -184,6 +218,7 @@ def run_trials(search: Search, records: list[Record], trials: int, out: Path, sh
     log.disabled = True  # messages about the current setting were logged before
     try:
         with Interrupt() as interrupt, watch.bar:
+            write_best(search, records, out)  # a crash may have come between a trial and this file
             while (number := len(records)) < trials and (proposed := search.propose(records)):
                 tell = partial(watch.moved, number)
                 record = {"number": number, **attempt(search, *proposed, tell, interrupt)}
@@ -192,14 +227,19 @@ def run_trials(search: Search, records: list[Record], trials: int, out: Path, sh
                 # the same values as when it is read from the file
                 records.append(read_line(json_line(record).rstrip("\n"), checked=True))
                 write_text(out / TRIALS, "".join(map(json_line, records)))
-                best = ranked(records, search.metric)[0]
-                if best["state"] == DONE:
-                    values = search.spec.model_dump(exclude={"eval_every"})  # set by the search, not by the user
-                    write_text(out / BEST, to_toml({**values, "set": {**values["set"], **best["fields"]}}))
-                watch.ended(record, best)
+                write_best(search, records, out)
+                watch.ended(record, ranked(records, search.metric)[0])
     finally:
         log.disabled = False
     return True
+
+
+def write_best(search: Search, records: Sequence[Record], out: Path) -> None:
+    """Write best.toml, the settings of the best trial that finished, if there is one."""
+    best = next((r for r in ranked(records, search.metric) if r["state"] == DONE), None)
+    if best is not None:
+        values = search.spec.model_dump(exclude={"eval_every"})  # set by the search, not by the user
+        write_text(out / BEST, to_toml({**values, "set": {**values["set"], **best["fields"]}}))
 
 
 def attempt(

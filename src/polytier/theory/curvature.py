@@ -17,11 +17,18 @@ from torch import Tensor, nn
 from polytier.method.context import Context
 from polytier.models.losses import cross_entropy
 from polytier.models.zoo import Quadratic
-from polytier.tree import random
+from polytier.runs.smoothness import (
+    MOST_SAMPLES,
+    QUICK_DEVICES,
+    QUICK_SAMPLES,
+    QUICK_STEPS,
+    first_vector,
+    hessian_product,
+    largest,
+    spread,
+)
 
-MOST_DEVICES, MOST_SAMPLES = 16, 1024  # at most so many are used for a Hessian
-QUICK_DEVICES, QUICK_SAMPLES, QUICK_PARAMETERS = 4, 128, 1 << 18  # limits of the estimate before a run
-QUICK_STEPS = 30  # of its power iteration
+MOST_DEVICES = 16  # at most so many are used for a Hessian
 
 
 @dataclass(frozen=True)
@@ -61,22 +68,6 @@ def curvature(context: Context) -> Curvature:
     return make([e[0] for e in ends], [max(abs(e[0]), e[1]) for e in ends], "estimate", how)
 
 
-def quick_smoothness(context: Context) -> float | None:
-    """An estimate before a run: the largest curvature at the initial model on a few devices and samples.
-
-    None if the model has no second derivatives, or so many parameters that this takes long.
-    """
-    if context.objective.dimension > QUICK_PARAMETERS:
-        return None
-    some = spread(len(context.batches.federation), QUICK_DEVICES)
-    start = first_vector(context.objective.dimension, context.seed, context.objective.initial)
-    start = start.to(context.objective.device)
-    try:
-        return max(abs(largest(hessian_product(context, k, QUICK_SAMPLES), start, 0.02, QUICK_STEPS)) for k in some)
-    except (RuntimeError, NotImplementedError):
-        return None
-
-
 def steepest(context: Context) -> Tensor:
     """[d] about the direction of the largest curvature of the mean of a few devices' objectives at the initial model.
 
@@ -98,11 +89,6 @@ def steepest(context: Context) -> Tensor:
 def make(mu: list[float], smoothness: list[float], kind: str, how: str) -> Curvature:
     """The curvature over all devices, from the values of each."""
     return Curvature(min(mu), max(smoothness), (min(smoothness), max(smoothness)), kind, how)
-
-
-def spread(n: int, most: int) -> list[int]:
-    """At most `most` of n indices, evenly spaced."""
-    return torch.linspace(0, n - 1, min(n, most)).round().long().tolist()
 
 
 def inputs(context: Context, device: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -158,42 +144,8 @@ def softmax_smoothness(x: Tensor, seed: int, tolerance: float = 1e-9) -> float:
 # -- power iteration ----------------------------------------------------------------------------------
 
 
-def hessian_product(context: Context, device: int, most: int = MOST_SAMPLES) -> Callable[[Tensor], Tensor]:
-    """The map v -> H v of a device's objective at the initial model, on its first samples, without dropout."""
-    objective, federation = context.objective, context.batches.federation
-    batch = context.batches.whole(torch.tensor([device]), chunk=min(most, int(federation.samples[device])))
-    group = batch.groups[0]
-    row = objective.initial.to(objective.device).clone().requires_grad_()
-    value = objective.row_loss(row, group.x[0], group.y[0], group.weight[0])
-    slope = torch.autograd.grad(value, row, create_graph=True)[0]
-
-    def product(v: Tensor) -> Tensor:
-        return torch.autograd.grad(slope, row, v, retain_graph=True)[0]
-
-    return product
-
-
 def extremes(product: Callable[[Tensor], Tensor], start: Tensor, tolerance: float) -> tuple[float, float]:
     """The smallest and the largest eigenvalue of a symmetric map v -> H v."""
     far = largest(product, start, tolerance)  # the eigenvalue of largest magnitude
     other = far + largest(lambda v: product(v) - far * v, start, tolerance)
     return min(far, other), max(far, other)
-
-
-def first_vector(size: int, seed: int, like: Tensor) -> Tensor:
-    """A random start vector for power iteration, of the dtype and device of `like`."""
-    draws = random.uniform(torch.tensor([random.signed(random.key(seed, "curvature"))]), size)[0] - 0.5
-    return draws.to(like)
-
-
-def largest(product: Callable[[Tensor], Tensor], v: Tensor, tolerance: float, most: int = 5000) -> float:
-    """The eigenvalue of largest magnitude of a symmetric v -> H v, up to a relative change of `tolerance`."""
-    value = 0.0
-    for k in range(most):
-        v = v / v.norm()
-        image = product(v)
-        before, value = value, float((image * v).sum())
-        if not float(image.norm()) or (k > 3 and abs(value - before) <= tolerance * abs(value)):
-            break
-        v = image
-    return value

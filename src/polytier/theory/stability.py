@@ -24,7 +24,8 @@ from polytier.method.local_problem import LocalProblem
 from polytier.method.parameters import Step
 from polytier.models.losses import cross_entropy
 from polytier.runs.loop import Loop
-from polytier.theory.curvature import is_quadratic, quadratic_matrices, quick_smoothness
+from polytier.runs.smoothness import quick_smoothness
+from polytier.theory.curvature import is_quadratic, quadratic_matrices
 from polytier.theory.linearised import least_eigenvalue
 from polytier.theory.rounds import Level, multiplier, round_map
 

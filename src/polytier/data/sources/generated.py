@@ -6,9 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from polytier._errors import unknown
 from polytier.data.federation import Federation
 from polytier.data.sources.source import Source
-from polytier.data.synthetic import quadratic_clusters, quadratics, synthetic, tridiagonal
+from polytier.data.synthetic import quadratic_clusters, quadratics, synthetic, synthetic_of_pfedme, tridiagonal
+
+RECIPES = ("fedprox", "pfedme")
 
 
 def synthetic_devices(
@@ -23,9 +26,23 @@ def synthetic_devices(
     min_samples: int = 50,
     max_samples: int = 1000,
     iid: bool = False,
+    recipe: str = "fedprox",
 ) -> Source:
-    """synthetic(alpha, beta) of FedProx, generated; devices have fewer samples than in the papers, to run fast."""
-    x, y, device = synthetic(num_devices, alpha, beta, num_features, num_classes, seed, min_samples, max_samples, iid)
+    """synthetic(alpha, beta) of FedProx, generated; devices have fewer samples than in the papers, to run fast.
+
+    With recipe = "pfedme" the data of PerMFL's and pFedMT's experiments, the same for every seed.
+    """
+    if recipe not in RECIPES:
+        raise unknown("recipe of synthetic", recipe, RECIPES)
+    if recipe == "pfedme":
+        if (num_features, num_classes, min_samples, max_samples, iid) != (60, 10, 50, 1000, False):
+            raise ValueError(
+                "synthetic:recipe=pfedme takes alpha and beta; its other numbers are fixed: leave them out"
+            )
+        x, y, device = synthetic_of_pfedme(num_devices, alpha, beta)
+    else:
+        sizes = min_samples, max_samples
+        x, y, device = synthetic(num_devices, alpha, beta, num_features, num_classes, seed, *sizes, iid)
     return Source(x, y, num_classes, device)
 
 
