@@ -122,6 +122,15 @@ def _small_layers_count_as_large(monkeypatch):
     monkeypatch.setattr(graphs, "LARGE", LARGE)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """As in every run: some processors round the products of two threads differently."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 NAMES = ("mclr", "dnn", "unused", "twins", "in place", "level", "ones", "ones in place")
 
 
