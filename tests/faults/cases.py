@@ -24,7 +24,7 @@ from polytier.studies import run_queue
 ROOT = "work"  # the folder of a case in which operations count
 DATA = "../data.npz"
 TINY = (DATA, "--model", "mclr", "--batch-size", "4", "--workers", "1", "--batching", "eager")
-CHOSEN = ("--set", "device_lr=0.1", "--set", "device_pull=0.5", "--set", "team_pull=1.5")  # no search: no file operations
+CHOSEN = ("--set", "device_lr=0.1", "--set", "device_pull=0.5", "--set", "team_pull=1.5")  # without a search
 METHOD = ("--set", "device_steps=1", "--set", "team_rounds=1", *CHOSEN, "--device-participation", "0.5")
 RUN = ("run", "permfl", "--data", *TINY, *METHOD, "--rounds", "3", "--quiet")
 STEPS = ("--set", "permfl.device_steps=1", "--set", "permfl.team_rounds=1", "--set", "fedavg.device_steps=1")
