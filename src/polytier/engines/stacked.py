@@ -28,6 +28,7 @@ from polytier.stack.rows import Folded, Rows, as_dict, cat_rows, fold
 from polytier.tree.topology import starts_of
 
 RUN = 64  # devices that are summed before their blocks are yielded
+LARGEST_TILE = 128  # devices; with small models the calls of torch cost more than misses in the cache
 TILE_BYTES = 16 << 20  # memory that a tile may touch in a step, so that it stays in the cache of the processor
 
 
@@ -187,4 +188,4 @@ def default_tile(context: Context) -> int:
     inputs = prod(population.shape) * samples
     # a row in place, and frozen parameters, which some layers copy per row; a batch is written once and read twice
     touched = width * (context.objective.dimension + context.objective.frozen_size + 3 * inputs)
-    return max(1, min(16, round(TILE_BYTES / touched / 4))) * 4
+    return max(4, min(LARGEST_TILE, round(TILE_BYTES / touched / 4) * 4))
