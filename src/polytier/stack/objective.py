@@ -209,7 +209,8 @@ class Objective:
             to; the rows `theta` may be changed as soon as their columns are used.
         """
         if self.batching != "stacked":
-            return iter([(slice(None), [self.grad(theta, batch)])])
+            whole: list[Piece] = [self.grad(theta, batch)]
+            return iter([(slice(None), whole)])
         group = batch.groups[0]
         if len(group.x) == len(theta) and len(stacks_of(len(theta))) == 1:  # the usual case, without any slices
             pieces = self._graph("grad", None, (theta, *self._data(group)), True)
