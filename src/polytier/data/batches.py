@@ -131,6 +131,8 @@ class Batches:
         self.keys = random.name_keys(federation.ids)
         self.usual_steps: dict[str, int] = {}  # by stream, the steps of the last walk: so many are prepared at once
         self._equal_shares: dict[tuple[int, int], Tensor] = {}
+        self._layouts: dict[tuple[bytes, int | bytes], Layout] = {}
+        self._layouts_of = federation
 
     def over(self, federation: Federation) -> Batches:
         """The same settings for other data."""
@@ -170,8 +172,17 @@ class Batches:
         devices = rows.numpy()
         self.reshuffle(devices, round_)
         drawn = random.node_keys(random.key(self.seed, "batch", stream, round_, call), self.keys.numpy()[devices])
-        sizes = np.full_like(devices, size) if isinstance(size, int) else size.numpy()
-        return Walk(self, devices, drawn, sizes, stream)
+        return Walk(self, self.layout(devices, size), drawn, stream)
+
+    def layout(self, devices: np.ndarray, size: int | Tensor) -> Layout:
+        """What the walks of these devices have in common. The last ones are kept: in each round they are the same."""
+        key = (devices.tobytes(), size if isinstance(size, int) else size.numpy().tobytes())
+        if self._layouts_of is not self.federation or len(self._layouts) == FEW_SHAPES:
+            self._layouts_of, self._layouts = self.federation, {}
+        if key not in self._layouts:
+            sizes = np.full_like(devices, size) if isinstance(size, int) else size.numpy()
+            self._layouts[key] = Layout.of(self.federation, devices, sizes)
+        return self._layouts[key]
 
     def whole(self, rows: Tensor, split: str = "train", chunk: int | None = None, part: int = 0) -> Batch:
         """All samples of a split as one batch; devices without any are left out.
@@ -198,15 +209,15 @@ class Batches:
         return Batch(groups, len(rows))
 
     def shares(self, count: np.ndarray, width: int) -> Tensor:
-        """[steps, r, width] `share_of_batch` of counts [steps, r, 1]; one tensor for all steps if batches are full."""
-        steps, r, _ = count.shape
+        """[steps, r, width] `share_of_batch` of counts [steps, r, 1]; [1, r, width] if all batches are full."""
+        r = count.shape[1]
         if int(count.min()) < width:
             return share_of_batch(torch.from_numpy(count), width, self.dtype)
         if (r, width) not in self._equal_shares:
             if len(self._equal_shares) == FEW_SHAPES:
                 self._equal_shares.clear()
             self._equal_shares[r, width] = share_of_batch(torch.full((r, 1), width), width, self.dtype)
-        return self._equal_shares[r, width].expand(steps, -1, -1)
+        return self._equal_shares[r, width].unsqueeze(0)
 
     def gather(self, which: Tensor | slice, index: Tensor, weight: Tensor, key: Tensor | None) -> Group:
         """The samples `index` [r, B] of the federation, scaled as a model sees them."""
@@ -224,6 +235,31 @@ class Batches:
         return group if self.device == "cpu" else group.to(self.device)
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Where the mini-batches of some devices are; it is the same for all walks of these devices.
+
+    batches | [n] number of mini-batches of each device
+    groups  | the devices of each padded width: which rows, the width, and [r, 1] each: the first training sample, the
+              number of samples, the batch size, the number of batches; and whether all batches are full
+    """
+
+    batches: np.ndarray
+    groups: list[tuple[Tensor | slice, int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, bool]]
+
+    @classmethod
+    def of(cls, federation: Federation, devices: np.ndarray, size: np.ndarray) -> Layout:
+        """The layout of `devices` [n] with batches of `size` [n]."""
+        starts, samples = (values[devices] for values in federation.training)
+        batches, groups = (samples + size - 1) // size, []
+        for which, width in groups_by_width(samples, size):
+            some = which if isinstance(which, slice) else which.numpy()
+            start, own, its, number = (values[some, None] for values in (starts, samples, size, batches))
+            full = bool((own % its == 0).all() and (its == width).all())
+            groups.append((which, width, start, own, its, number, full))
+        return cls(batches, groups)
+
+
 class Walk:
     """The mini-batches of some devices in one call.
 
@@ -231,14 +267,10 @@ class Walk:
     and after the last one comes the first.
     """
 
-    def __init__(self, batches: Batches, rows: np.ndarray, drawn: np.ndarray, size: np.ndarray, stream: str) -> None:
-        self.batches, self.stream, self.num_rows = batches, stream, len(rows)
-        starts, samples = (values[rows] for values in batches.federation.training)
-        first = (random.uniform(drawn, 1)[:, 0] * ((samples + size - 1) // size)).astype(np.int64)
-        self.groups = []
-        for which, width in groups_by_width(samples, size):
-            some = which if isinstance(which, slice) else which.numpy()
-            self.groups.append((which, width, *(v[some, None] for v in (starts, samples, size, first, drawn))))
+    def __init__(self, batches: Batches, layout: Layout, drawn: np.ndarray, stream: str) -> None:
+        self.batches, self.layout, self.drawn, self.stream = batches, layout, drawn, stream
+        self.num_rows = len(drawn)
+        self.first = (random.uniform(drawn, 1)[:, 0] * layout.batches).astype(np.int64)
         self.step, self.prepared_from = 0, 0
         self.prepared: list[list[tuple[Any, ...]]] = []  # by group and step: indices, targets, weights, keys
 
@@ -251,23 +283,28 @@ class Walk:
             k = 0
         self.step += 1
         self.batches.usual_steps[self.stream] = self.step
-        groups = [self.batches.group(g[0], *of[k]) for g, of in zip(self.groups, self.prepared, strict=True)]
+        groups = [self.batches.group(g[0], *of[k]) for g, of in zip(self.layout.groups, self.prepared, strict=True)]
         return Batch(groups, self.num_rows)
 
     def prepare(self, num_steps: int) -> None:
         """Compute indices, targets, weights and keys of the next steps at once."""
         steps = np.arange(self.step, self.step + num_steps).reshape(-1, 1, 1)
         self.prepared_from, self.prepared = self.step, []
-        for _, width, start, samples, size, first, drawn in self.groups:
-            begin = ((first + steps) % ((samples + size - 1) // size)) * size  # [steps, r, 1]
-            place = np.minimum(begin + np.arange(width), samples - 1)
+        for which, width, start, samples, size, number, full in self.layout.groups:
+            some = which if isinstance(which, slice) else which.numpy()
+            begin = ((self.first[some, None] + steps) % number) * size  # [steps, r, 1]
+            place = begin + np.arange(width)
+            if not full:
+                np.minimum(place, samples - 1, out=place)
             place += start
             index = torch.from_numpy(self.batches.order[place])  # [steps, r, B]
-            weight = self.batches.shares(np.minimum(samples - begin, size), width)
+            count = size[None] if full else np.minimum(samples - begin, size)
+            weight = self.batches.shares(count, width).expand(num_steps, -1, -1)
             key = [None] * num_steps
             if self.batches.keyed:
-                key = torch.from_numpy(random.bits(drawn[:, 0] + steps[:, :, 0], width))
-            self.prepared.append(list(zip(index.flatten(1), self.batches.targets(index), weight, key, strict=True)))
+                key = torch.from_numpy(random.bits(self.drawn[some] + steps[:, :, 0], width))
+            each = (index.flatten(1), self.batches.targets(index), weight, key)
+            self.prepared.append(list(zip(*each, strict=True)))
 
 
 def share_of_batch(count: Tensor, width: int, dtype: torch.dtype) -> Tensor:

@@ -12,7 +12,7 @@ import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from math import prod
+from math import ceil, prod
 
 import torch
 from torch import Tensor
@@ -188,4 +188,4 @@ def default_tile(context: Context) -> int:
     inputs = prod(population.shape) * samples
     # a row in place, and frozen parameters, which some layers copy per row; a batch is written once and read twice
     touched = width * (context.objective.dimension + context.objective.frozen_size + 3 * inputs)
-    return max(4, min(LARGEST_TILE, round(TILE_BYTES / touched / 4) * 4))
+    return min(LARGEST_TILE, ceil(TILE_BYTES / touched / 4) * 4)
