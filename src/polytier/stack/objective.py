@@ -21,13 +21,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 from torch.overrides import TorchFunctionMode
 
 from polytier.data.batches import Batch, Group
 from polytier.data.pack import as_file, from_file
 from polytier.models.losses import Loss, cross_entropy
 from polytier.models.trainable import Trainable
+from polytier.stack.gradient import grad
 from polytier.stack.rows import LINE, aligned
 from polytier.stack.tracing import trace
 from polytier.tree import random
