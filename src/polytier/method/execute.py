@@ -63,7 +63,9 @@ def execute(context: Context, call: Call, start: int, end: int) -> Rows:
         if len(value) != len(ids):
             what = f"{type(algorithm).__name__}.{name} was given {len(ids)} rows and answered {len(value)}"
             raise ValueError(f"{what}; answer one row per node, in the order of the rows given")
-    answer = map_rows(lambda r: r.cpu(), answer)  # the only point of a tile that waits for an accelerator
+    # the only point of a tile that waits for an accelerator
+    node._write_kept()
+    answer = map_rows(lambda r: r.cpu(), answer)
     if not call.quiet:
         check_finite(node, answer)
     return answer
