@@ -179,7 +179,7 @@ def _sparse(said):
     assert found is not None, personal
     assert 0 < float(found[1]) < 100
     assert size(found[2]) < size(found[3])
-    assert float(found[4]) > 0
+    assert float(found[4]) > 10
 
 
 @README.of("run fedavg --codec int8")
