@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import runpy
 import shlex
 import signal
 import textwrap
 import threading
 import tomllib
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
 from urllib.request import urlopen
@@ -86,6 +89,45 @@ def check_install(line: str) -> None:
         named = [extra for found in re.findall(r"\[([\w,]+)\]", line) for extra in found.split(",")]
         assert set(named) <= set(extras), line
         assert "constraints.txt" not in line or (ROOT / "constraints.txt").exists()
+
+
+NUMBER = r"\d+(?:[.,]\d+)*"
+
+
+def shown_in(expected: str, said: str) -> re.Match[str]:
+    """Where a block of text occurs in what was printed: word by word, with any numbers; ... stands for anything."""
+    loose = (r"\s+".join(map(re.escape, re.split(r"\s+", text))) for text in re.split(NUMBER, expected.strip()))
+    found = re.search(f"({NUMBER})".join(loose).replace(r"\.\.\.", ".*"), said)
+    assert found is not None, f"{expected}\nis not in\n{said}"
+    return found
+
+
+def refreshed(expected: str, said: str) -> str:
+    """A block of text with the numbers that were printed; right-aligned where the old ones were.
+
+    Examples:
+        >>> refreshed("team  9.05 % of 3", "team 10.5 % of 4")
+        'team  10.5 % of 4'
+    """
+    numbers = iter(shown_in(expected, said).groups())
+    return re.sub(NUMBER, lambda old: next(numbers).rjust(len(old[0])), expected)
+
+
+def outputs_of_the_guide() -> Iterator[tuple[str, str]]:
+    """The blocks of text of the guide with what was printed; runs in the current folder, which sys.path has."""
+    said = ""
+    for language, text in blocks("docs/guide.md"):
+        name = text.partition("\n")[0].removeprefix("# ")
+        if language in ("python", "toml"):
+            Path(name).write_text(text)
+        if language == "python":
+            with redirect_stdout(io.StringIO()) as out:
+                runpy.run_path(name, run_name="__main__")
+            said = out.getvalue()
+        elif language in ("sh", "console"):
+            said = "\n".join(run_line(line) for line in lines_of(text))
+        elif language == "text":
+            yield text, said
 
 
 class Outcomes:
