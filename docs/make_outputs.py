@@ -1,6 +1,6 @@
 """Run the guide in an empty folder and put the numbers that it prints now into its blocks of text.
 
-    PYTHONPATH=src:tests python docs/make_outputs.py
+    PYTHONPATH=$PWD/src:$PWD/tests python docs/make_outputs.py
 
 Only numbers change; it fails if words differ. Run it after a change of defaults, and read the sentences around the
 blocks again.
