@@ -5,8 +5,9 @@
 The data are the bundled digits at four sites (`digits-sites`), which are divided the same way for every method. First
 each method is tuned on validation samples: `polytier tune` with as many trials for each, by the rule of
 bundled_defaults.py, on three seeds that are not among those of the comparison. The fields that are found are the
-defaults for these data in runs/defaults.py. Then `polytier compare` trains every method with five seeds; only this
-uses test samples. In all methods a device computes 2,000 gradients and exchanges 100 models with its server or team.
+defaults for these data in runs/defaults.py; the script stops if they are not. Then `polytier compare` trains every
+method with five seeds; only this uses test samples. In all methods a device computes 2,000 gradients and exchanges 100
+models with its server or team.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from typing import Any
 
 from bundled_defaults import search
 from polytier.files.write import write_text
+from polytier.runs.defaults import settings
 
 METHODS = ("local", "fedavg", "fedavg-ft", "hier-fedavg", "ditto", "permfl")
-SETTINGS = ("--data", "digits-sites", "--split", "3:1:1")
-ROUNDS, SEEDS, TRIALS, TUNING_SEEDS = 100, 5, 20, 3
+DATA = "digits-sites"
+SETTINGS = ("--data", DATA, "--split", "3:1:1")
+ROUNDS, STEPS, SEEDS, TRIALS, TUNING_SEEDS = 100, 20, 5, 20, 3
 # how a method divides its gradients; one round of a method with teams counts as five of the others
 FIXED = {
     "hier-fedavg": {"device_steps": 20, "team_rounds": 5},
@@ -42,12 +45,18 @@ def tune(method: str, out: Path) -> dict[str, Any]:
     return {**found, "fields": {**fixed, **found["fields"]}}
 
 
-def compare(tuned: dict[str, dict[str, Any]], out: Path) -> tuple[str, dict[str, Any]]:
-    """The command of the comparison, and its compare.json."""
-    fields = [f"{name}.{field}={value}" for name, found in tuned.items() for field, value in found["fields"].items()]
-    shared = ("--rounds", str(ROUNDS), "--steps", "20", "--eval-every", "5", "--seeds", str(SEEDS))
+def check_defaults(method: str, found: dict[str, Any]) -> None:
+    """Stop if the fields that were found are not the defaults of the comparison: it would show others."""
+    rows = {**settings(method, DATA, "mclr"), **settings(method, DATA, "mclr", STEPS)}
+    other = {name: value for name, (value, _) in rows.items() if found.get(name) != value}
+    if other or not rows:
+        raise SystemExit(f"{method}: put {found} into SITES of runs/defaults.py, which has {other or 'nothing'}")
+
+
+def compare(out: Path) -> tuple[str, dict[str, Any]]:
+    """The command of the comparison, which is that of `make run`, and its compare.json."""
+    shared = ("--steps", str(STEPS), "--rounds", str(ROUNDS), "--eval-every", "5", "--seeds", str(SEEDS))
     words = ["compare", ",".join(METHODS), *SETTINGS, *shared]
-    words += [word for text in fields for word in ("--set", text)]
     run = [sys.executable, "-m", "polytier", *words, "--jobs", "2", "--out", str(out / "compare"), "--json"]
     done = subprocess.run(run, capture_output=True, text=True, check=True)
     return f"polytier {shlex.join(words)}", json.loads(done.stdout)
@@ -83,7 +92,9 @@ def main() -> None:
         )
     if given.tune_only:
         return
-    command, found = compare(tuned, given.out)
+    for method, found in tuned.items():
+        check_defaults(method, found["fields"])
+    command, found = compare(given.out)
     methods = {row["method"]: result(row, found, tuned[row["method"]]) for row in found["methods"]}
     for name, each in methods.items():
         figures = each[each["judged_by"]]
