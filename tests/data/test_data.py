@@ -21,9 +21,9 @@ from sklearn.datasets import load_digits
 from polytier._text import bind, own_arguments, parse_text
 from polytier.data import sources
 from polytier.data.build import build_federation
-from polytier.data.datasets import from_huggingface
 from polytier.data.federation import Federation
-from polytier.data.own import load_npz
+from polytier.data.huggingface import from_huggingface
+from polytier.data.own_npz import load_npz
 from polytier.data.partition import PARTITIONS, Assignment, apportion
 from polytier.data.sources import SOURCES, Source
 from polytier.data.synthetic import quadratic_clusters, quadratics, synthetic, synthetic_of_pfedme, tridiagonal
