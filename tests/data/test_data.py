@@ -1232,5 +1232,5 @@ def test_digits_at_sites_are_the_digits_turned_by_the_site():
     found = np.concatenate([rows.reshape(len(rows), -1), labels[:, None]], 1)
     wanted = np.concatenate([plain.x.reshape(len(rows), -1), plain.y[:, None]], 1)
     assert np.array_equal(found[np.lexsort(found.T)], wanted[np.lexsort(wanted.T)])  # every image once
-    assert np.bincount(turned.device).min() >= 20
+    assert np.bincount(turned.device).min() >= 15
     assert [len(np.unique(turned.team[turned.device == device])) for device in range(20)] == [1] * 20
