@@ -95,13 +95,12 @@ def test_peers_get_the_common_work():
 @pytest.fixture
 def tiny(monkeypatch):
     monkeypatch.setattr(bench, "WORKS", TINY)
-    monkeypatch.setattr(bench, "SECONDS", 0.0)  # a round a measurement
 
 
 def test_table_and_json(tiny, tmp_path):
     threads = torch.get_num_threads()
     file = tmp_path / "bench.json"
-    result = call("bench", "common", "cnn", "common", "--repeat", 2, "--workers", 1, "--json", file)
+    result = call("bench", "common", "cnn", "common", "--repeat", 2, "--workers", 1, "--seconds", 0, "--json", file)
     assert torch.get_num_threads() == threads
     found = json.loads(file.read_text())
     assert set(found) == {"versions", "cores", "threads", "workers", "repeat", "works"}
@@ -127,8 +126,8 @@ def test_all_works_without_a_name_and_with_two_workers(tiny, monkeypatch, tmp_pa
     asked = []
     figures = {"median": 1.0, "min": 1.0, "max": 1.0}
 
-    def measure(work, repeat, workers):
-        asked.append((repeat, workers))
+    def measure(work, repeat, workers, seconds):
+        asked.append((repeat, workers, seconds))
         return {
             "engine": figures,
             "one_worker": figures,
@@ -140,7 +139,7 @@ def test_all_works_without_a_name_and_with_two_workers(tiny, monkeypatch, tmp_pa
     monkeypatch.setattr(bench, "measure", measure)
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     result = call("bench")
-    assert asked == [(5, 3)] * len(WORKS)
+    assert asked == [(5, 3, 1.0)] * len(WORKS)
     assert all(name in result.stdout for name in (*WORKS, "one worker"))
 
 
@@ -156,6 +155,7 @@ def test_bad_input_comes_before_the_measuring(monkeypatch, tmp_path):
     monkeypatch.setattr("os.access", lambda _, mode: mode != os.W_OK)
     assert "cannot be written" in call("bench", "--json", file, code=2).stderr
     call("bench", "--repeat", 0, code=2)
+    call("bench", "--seconds", -1, code=2)
 
 
 def test_help_names_the_works():

@@ -21,13 +21,14 @@ from polytier.report.bench_table import print_speeds
 from polytier.runs.spec import versions
 from polytier.studies.bench_works import WORKS, HandWritten, Kernels, Work, floats, run_engine
 
-SECONDS = 1.0  # approximate seconds of one measurement
-
 Rounds = Callable[[int], Any]  # computes a given number of rounds
 
 
-def bench_works(names: Sequence[str], file: Path | None, repeat: int, workers: int | None) -> None:
-    """Measure the works with these names (all if none are given), print a table, and write `file` as JSON."""
+def bench_works(names: Sequence[str], file: Path | None, repeat: int, workers: int | None, seconds: float) -> None:
+    """Measure the works with these names (all if none are given), print a table, and write `file` as JSON.
+
+    One measurement takes about this number of seconds, and at least one round.
+    """
     for name in names:
         if name not in WORKS:
             raise unknown("work", name, list(WORKS))
@@ -44,7 +45,9 @@ def bench_works(names: Sequence[str], file: Path | None, repeat: int, workers: i
     figures: list[dict[str, Any]] = []
     for name in dict.fromkeys(names or WORKS):
         say(f"{name}: {WORKS[name].described()}")
-        figures.append({"work": name, "setting": asdict(WORKS[name]), **measure(WORKS[name], repeat, workers or cores)})
+        figures.append(
+            {"work": name, "setting": asdict(WORKS[name]), **measure(WORKS[name], repeat, workers or cores, seconds)}
+        )
         if file is not None:  # after each work, so that an interrupt loses only one
             file.write_text(json.dumps({**facts, "works": figures}, indent=2) + "\n", encoding="utf-8")
     print_speeds(wide_console(), {**facts, "works": figures})
@@ -61,7 +64,7 @@ def check_writable(file: Path) -> None:
         raise ValueError(f"--json {file} cannot be written; give a file in a folder with write permission")
 
 
-def measure(work: Work, repeat: int, workers: int) -> dict[str, Any]:
+def measure(work: Work, repeat: int, workers: int, seconds: float) -> dict[str, Any]:
     """Device steps per second of each contender, and the engine's speed as a multiple of the others'."""
     threads = torch.get_num_threads()
     x, y = work.data()
@@ -74,7 +77,7 @@ def measure(work: Work, repeat: int, workers: int) -> dict[str, Any]:
             if name == "engine" or workers > 1:
                 runs[name] = partial(run_engine, stack.enter_context(work.engine(federation, number)))
         own = {name: 1 if name in ("engine", "one_worker") else threads for name in runs}
-        rounds = {name: calibrate(run, own[name]) for name, run in runs.items()}
+        rounds = {name: calibrate(run, own[name], seconds) for name, run in runs.items()}
         speeds: dict[str, list[float]] = {name: [] for name in runs}
         for _ in range(repeat):  # interleaved, so that other load on the machine is visible as spread
             for name, run in runs.items():
@@ -95,13 +98,13 @@ def timed(run: Rounds, rounds: int, threads: int) -> float:
     return time.perf_counter() - started
 
 
-def calibrate(run: Rounds, threads: int) -> int:
+def calibrate(run: Rounds, threads: int, seconds: float) -> int:
     """The number of rounds for one measurement. Its trial runs also trace graphs and start workers."""
     timed(run, 2, threads)
     rounds = 1
-    while (took := timed(run, rounds, threads)) < SECONDS / 2:
+    while (took := timed(run, rounds, threads)) < seconds / 2:
         rounds *= 2
-    return max(1, round(rounds * SECONDS / took))
+    return max(1, round(rounds * seconds / took))
 
 
 def fastest(kernels: Kernels) -> Kernels:
