@@ -295,7 +295,11 @@ def check(
 def bench(
     works: Annotated[
         list[str] | None,
-        typer.Argument(metavar="WORK", help="Some of common, synthetic, dnn, wide, permfl, cnn.", show_default="all"),
+        typer.Argument(
+            metavar="WORK",
+            help="Some of common, synthetic, dnn, wide, permfl, cnn, round, teams, cobo, cobo80, mfa.",
+            show_default="all",
+        ),
     ] = None,
     file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", parser=a_path, help="Also write the results to this file.")

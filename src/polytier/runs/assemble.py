@@ -179,7 +179,7 @@ def assemble(
         for name, each in specs.items():
             own = with_first_fields(each, federations[name], model=modules[name], loss=losses[name], **ready)
             if own is not each:
-                specs[name], methods[name] = own, method_of(own)
+                specs[name], methods[name] = own, method_of(own, tell=False)
                 for advice in scale_advice(federations[name]):
                     log.warning("%s", advice)
         algorithm = methods[""] if "" in methods else make_method(spec.algorithm, own_fields(spec), methods)
