@@ -206,7 +206,7 @@ def test_fixed_cost_is_what_is_left_without_steps(tiny, monkeypatch, tmp_path):
     took = {"engine": 0.010, "more_steps": 0.018}  # seconds per round: 2 ms per step, so 8 ms besides the only step
     monkeypatch.setattr(bench, "WORKS", {"teams": replace(TINY["teams"], steps=1)})
     names = iter(["loop", "kernels", "gathered", "engine", "more_steps"] * 100)
-    monkeypatch.setattr(bench, "calibrate", lambda run, threads: 1)
+    monkeypatch.setattr(bench, "calibrate", lambda run, threads, seconds: 1)
     monkeypatch.setattr(bench, "fastest", lambda kernels: kernels)
     monkeypatch.setattr(bench, "timed", lambda run, rounds, threads: took.get(next(names), 1.0))
     file = tmp_path / "bench.json"
