@@ -1234,3 +1234,12 @@ def test_digits_at_sites_are_the_digits_turned_by_the_site():
     assert np.array_equal(found[np.lexsort(found.T)], wanted[np.lexsort(wanted.T)])  # every image once
     assert np.bincount(turned.device).min() >= 15
     assert [len(np.unique(turned.team[turned.device == device])) for device in range(20)] == [1] * 20
+
+
+def test_what_is_kept_of_the_bounds_does_not_hang_on_their_memory():
+    """Bounds that are sent to a worker process move to shared memory; a view of them would read freed memory."""
+    federation = build_federation("digits", devices=4)
+    starts = federation.training[0]
+    assert not np.shares_memory(starts, federation.bounds.numpy())
+    federation.bounds.share_memory_()
+    np.testing.assert_array_equal(starts, federation.bounds[:, 0])

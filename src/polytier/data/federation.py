@@ -238,7 +238,8 @@ class Federation:
     @cached_property
     def training(self) -> tuple[np.ndarray, np.ndarray]:
         """The index of each device's first training sample [n] and the number of them [n], for mini-batches."""
-        return self.bounds[:, 0].numpy(), self.samples.numpy()
+        # a copy: the bounds may move to shared memory, for worker processes, while others use this federation
+        return self.bounds[:, 0].numpy().copy(), self.samples.numpy()
 
     def span(self, split: str) -> tuple[Tensor, Tensor]:
         """Where the samples of a split start and end, [n] each."""
