@@ -46,6 +46,7 @@ from polytier.runs.model_specs import RULES, OneOrEach, completed, given_specs, 
 from polytier.runs.sample_check import check_kinds, predicts_outputs, try_loss_and_metrics
 from polytier.runs.spec import RunSpec, read_teams
 from polytier.stack.objective import BATCHINGS, Objective, choose_batching
+from polytier.stack.optimizers import LocalOptimizer
 from polytier.tree.participation import Participation
 from polytier.tree.topology import Topology
 
@@ -313,7 +314,20 @@ def make_context(
         name=name,
         hold=hold,
         module=module,
+        optimizer=optimizer_of(spec.optimizer, algorithm),
     )
+
+
+def optimizer_of(text: str, algorithm: Algorithm) -> LocalOptimizer:
+    """The local optimiser; an error if the method writes out its own steps."""
+    optimizer = LocalOptimizer.parse(text)
+    if not optimizer.plain and not algorithm.any_optimizer:
+        raise ValueError(
+            f"{type(algorithm).__name__} has steps of its own and cannot use optimizer {text!r}; use sgd, or a method "
+            "such as FedAvg, PerMFL, Ditto or CoBo (in a method of your own, use the solvers of polytier.stack.solvers "
+            "for all steps and set any_optimizer = True)"
+        )
+    return optimizer
 
 
 def make_objective(

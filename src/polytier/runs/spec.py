@@ -182,6 +182,12 @@ class RunSpec(BaseModel):
         ge=0,
         allow_inf_nan=False,
     )
+    optimizer: str = setting(
+        "sgd",
+        "how devices step: sgd, momentum:0.9 or adamw; with :keep its state lasts from call to call",
+        "training",
+        per_model=True,
+    )
     dtype: Literal["float32", "float64"] = setting("float32", "float32 or float64", "model")
     set: dict[str, Any] = setting({}, "fields of the method", "method", per_model=True)
     models: int | dict[str, dict[str, Any]] | None = setting(
