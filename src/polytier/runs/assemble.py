@@ -44,7 +44,7 @@ from polytier.runs.methods import (
 )
 from polytier.runs.model_specs import RULES, OneOrEach, completed, given_specs, model_specs, one_each, own_fields
 from polytier.runs.sample_check import check_kinds, predicts_outputs, try_loss_and_metrics
-from polytier.runs.spec import RunSpec, read_teams
+from polytier.runs.spec import PYTHON, RunSpec, read_teams
 from polytier.stack.objective import BATCHINGS, Objective, choose_batching
 from polytier.stack.optimizers import LocalOptimizer
 from polytier.tree.participation import Participation
@@ -337,7 +337,7 @@ def make_objective(
 
     If the user gave a loss or metrics (`tried`), they are first evaluated on a few samples.
     """
-    dtype = getattr(torch, spec.dtype)
+    dtype, named = getattr(torch, spec.dtype), spec.model != PYTHON
     check_fit("l2", spec.l2, (), torch.finfo(dtype).max)
     objective = Objective(
         checked(type(module).__name__, module),
@@ -347,6 +347,8 @@ def make_objective(
         device=spec.on,
         batching=spec.batching or "stacked",
         trainable=Trainable.parse(spec.train),
+        seed=spec.seed,
+        share=named,
     )
     batches = Batches(federation, spec.seed, objective.dtype, spec.on, bool(objective.dropouts))
     if tried is not None:

@@ -129,7 +129,10 @@ class RunSpec(BaseModel):
         per_model=True,
     )
     train: str = setting(
-        "all", "which parameters train: all, head or layers=PATTERN; the others are not sent", "model", per_model=True
+        "all",
+        "which parameters train: all, head, layers=PATTERN or lora:rank=4,alpha=32,targets=PATTERN; others are not sent",
+        "model",
+        per_model=True,
     )
     devices: int | None = setting(None, "number of devices", "data", shown="40", ge=1, le=MOST)
     teams: str | None = setting(None, "number of teams; 2x4 is two tiers of teams, 0 none", "tree", shown="4")
