@@ -1,5 +1,7 @@
 """LoRA: what trains, what is frozen, and that the base is one copy that never changes or travels."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -67,7 +69,7 @@ def test_a_shared_base_is_not_copied():
 
 @pytest.mark.parametrize("batching", ["stacked", "single", "eager"])
 def test_every_layout_has_the_same_bits(federation, batching):
-    settings = {"rounds": 2, "train": CHOICE, "batching": batching}
+    settings: dict[str, Any] = {"rounds": 2, "train": CHOICE, "batching": batching}
     method = PerMFL(device_lr=0.1, device_steps=2, team_rounds=2)
     first = train(method, federation, "dnn:12", **settings)
     for more in ({"tile": 1}, {"tile": 4}, {"engine": "loopback"}, {"workers": 2}):

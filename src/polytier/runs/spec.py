@@ -130,7 +130,7 @@ class RunSpec(BaseModel):
     )
     train: str = setting(
         "all",
-        "which parameters train: all, head, layers=PATTERN or lora:rank=4,alpha=32,targets=PATTERN; others are not sent",
+        "which parameters train: all, head, layers=PATTERN, lora:rank=4,alpha=32,targets=PATTERN; others are not sent",
         "model",
         per_model=True,
     )
