@@ -31,6 +31,7 @@ from polytier.method.children import Children
 from polytier.method.context import Context
 from polytier.method.memory import Memory
 from polytier.method.parameters import check_fit
+from polytier.method.travel import Travel
 from polytier.models.losses import Loss, default_loss
 from polytier.models.metrics import Asked, Metric, resolve_metrics
 from polytier.models.trainable import Trainable
@@ -315,6 +316,7 @@ def make_context(
         hold=hold,
         module=module,
         optimizer=optimizer_of(spec.optimizer, algorithm),
+        travel=travel_of(spec.local_layers, algorithm, objective),
     )
 
 
@@ -328,6 +330,24 @@ def optimizer_of(text: str, algorithm: Algorithm) -> LocalOptimizer:
             "for all steps and set any_optimizer = True)"
         )
     return optimizer
+
+
+def travel_of(text: str | None, algorithm: Algorithm, objective: Objective) -> Travel:
+    """What of a model stays at the devices; an error if the method cannot leave layers there."""
+    text = text or algorithm.local_layers
+    if text and not (algorithm.any_optimizer and algorithm.model_fields):
+        raise ValueError(
+            "local layers are for methods whose devices train the model that they are sent; "
+            f"{type(algorithm).__name__} is not one; use a method such as FedAvg, FedBN, FedProx, HierFedAvg, Ditto or PerMFL"
+        )
+    travel = Travel.of(objective, text, needed=text != algorithm.local_layers)
+    if text and not travel.has_home:
+        log.warning(
+            "no parameter of the model matches %s, so that %s is FedAvg here; name its normalisation layers bn, choose "
+            "layers with --local-layers PATTERN, or use resnet9:norm=batch",
+            *(text, type(algorithm).__name__),
+        )
+    return travel
 
 
 def make_objective(
