@@ -45,6 +45,7 @@ from polytier.method.children import Children
 from polytier.method.local_problem import LocalProblem
 from polytier.method.parameters import Step, parameter
 from polytier.stack.rows import Rows
+from polytier.stack.solvers import follow
 from polytier.tree.collaboration import Collaboration
 from polytier.tree.pair_weights import (
     Weights,
@@ -61,6 +62,7 @@ HELD = 1 << 24  # numbers of midpoints in memory at once
 
 @dataclass(frozen=True)
 class CoBo(Algorithm):
+    any_optimizer: ClassVar[bool] = True
     # per round a gradient at the client's own model, and on average about one at midpoints
     budget: ClassVar[dict[str, float]] = {"rounds": 0.5}
     # a client continues from its own model, of which the server has a copy; gradients at midpoints are sent too
@@ -147,7 +149,7 @@ class CoBo(Algorithm):
     def device(self, sent: Weights, local: LocalProblem) -> Weights:
         eta, rho = local.value(self.device_lr), self.device_pull
         x = sent["model"] if "model" in sent else local.memory("model", local.initial)
-        x = x - eta * (local.grad(x) + rho * sent["pull"])  # Eq. 3
+        x = follow(local, x, lambda x: local.grad(x) + rho * sent["pull"], eta, 1)  # Eq. 3
         if "model" not in sent:
             local.keep(model=x)
         return {"model": x}

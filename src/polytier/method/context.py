@@ -17,11 +17,14 @@ from polytier.method.call import Call
 from polytier.method.memory import Memory
 from polytier.models.metrics import Metric
 from polytier.stack.objective import Objective
+from polytier.stack.optimizers import LocalOptimizer
 from polytier.tree.participation import Participation
 from polytier.tree.topology import Topology
 
 if TYPE_CHECKING:
     from polytier.method.algorithm import Algorithm
+
+SGD = LocalOptimizer()
 
 
 class Delivery(Protocol):
@@ -52,6 +55,7 @@ class Context:
     absent        | "skip", or "stale": children that do not take part count with their last answer
     device_steps  | number of gradients of one device on one mini-batch so far
     module        | the model as it was given
+    optimizer     | how the local solvers of devices step
     population    | what is known of all devices without their samples; by default that of the data in `batches`
     name, scopes  | if several models are trained on one pool of devices: a context per model, by name, each with its
                     own algorithm, objective, data, memory and ledger; the context above them has the name ""
@@ -75,6 +79,7 @@ class Context:
     name: str = ""
     scopes: dict[str, Context] = field(default_factory=dict)
     hold: int = 1
+    optimizer: LocalOptimizer = SGD
     population: Population = field(default=None, repr=False)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:

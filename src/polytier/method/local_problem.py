@@ -11,6 +11,7 @@ from torch import Tensor
 from polytier.data.batches import Batch, Walk, batch_sizes, share_of_batch
 from polytier.method.node import Node
 from polytier.stack.objective import Piece
+from polytier.stack.optimizers import LocalOptimizer
 from polytier.tree import random
 
 
@@ -65,6 +66,11 @@ class LocalProblem(Node):
     @property
     def device(self) -> torch.device:
         return self._context.objective.device
+
+    @property
+    def optimizer(self) -> LocalOptimizer:
+        """How the solvers of `polytier.stack.solvers` step."""
+        return self._context.optimizer
 
     def batch(self, size: int | None = None, stream: str = "") -> Batch:
         """The next mini-batch of each device.

@@ -44,8 +44,9 @@ from polytier.runs.methods import (
 )
 from polytier.runs.model_specs import RULES, OneOrEach, completed, given_specs, model_specs, one_each, own_fields
 from polytier.runs.sample_check import check_kinds, check_tokens, predicts_outputs, try_loss_and_metrics
-from polytier.runs.spec import RunSpec, read_teams
+from polytier.runs.spec import PYTHON, RunSpec, read_teams
 from polytier.stack.objective import BATCHINGS, Objective, choose_batching
+from polytier.stack.optimizers import LocalOptimizer
 from polytier.tree.participation import Participation
 from polytier.tree.topology import Topology
 
@@ -314,7 +315,20 @@ def make_context(
         name=name,
         hold=hold,
         module=module,
+        optimizer=optimizer_of(spec.optimizer, algorithm),
     )
+
+
+def optimizer_of(text: str, algorithm: Algorithm) -> LocalOptimizer:
+    """The local optimiser; an error if the method writes out its own steps."""
+    optimizer = LocalOptimizer.parse(text)
+    if not optimizer.plain and not algorithm.any_optimizer:
+        raise ValueError(
+            f"{type(algorithm).__name__} has steps of its own and cannot use optimizer {text!r}; use sgd, or a method "
+            "such as FedAvg, PerMFL, Ditto or CoBo (in a method of your own, use the solvers of polytier.stack.solvers "
+            "for all steps and set any_optimizer = True)"
+        )
+    return optimizer
 
 
 def make_objective(
@@ -324,7 +338,7 @@ def make_objective(
 
     If the user gave a loss or metrics (`tried`), they are first evaluated on a few samples.
     """
-    dtype = getattr(torch, spec.dtype)
+    dtype, named = getattr(torch, spec.dtype), spec.model != PYTHON
     check_fit("l2", spec.l2, (), torch.finfo(dtype).max)
     objective = Objective(
         checked(type(module).__name__, module),
@@ -334,6 +348,8 @@ def make_objective(
         device=spec.on,
         batching=spec.batching or "stacked",
         trainable=Trainable.parse(spec.train),
+        seed=spec.seed,
+        share=named,
     )
     batches = Batches(federation, spec.seed, objective.dtype, spec.on, bool(objective.dropouts))
     if tried is not None:

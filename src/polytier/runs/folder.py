@@ -43,7 +43,6 @@ from polytier.files.write import (
     write_text,
 )
 from polytier.method.context import Context
-from polytier.models.trainable import digest
 from polytier.runs import checkpoint, snapshot
 from polytier.runs.csv_cells import csv_lines
 from polytier.runs.evaluate import metrics_of
@@ -237,8 +236,8 @@ def write_models(folder: Path, run: Run) -> None:
     make_folder(folder)
     ids = {"personal": run.device_ids, "team": run.team_ids, "global": np.array(["server"])}
     about = json.dumps(about_inputs(run.context.population))
-    frozen = run.context.objective.frozen
-    meta = {"inputs": about, **({"frozen": digest(frozen)} if frozen else {})}
+    frozen = run.context.objective.frozen_digest
+    meta = {"inputs": about, **({"frozen": frozen} if frozen else {})}
     for kind, rows in ((kind, run.rows(kind)) for kind in KINDS):
         if rows is not None:
             parameters = run.context.objective.parameters(rows)

@@ -21,7 +21,7 @@ from polytier.method.context import Context
 from polytier.method.memory import Memory
 from polytier.models.losses import default_loss
 from polytier.models.metrics import MetricInfo, describe
-from polytier.models.trainable import Trainable, digest
+from polytier.models.trainable import Trainable
 from polytier.models.zoo import make_model
 from polytier.runs import checkpoint, snapshot
 from polytier.runs.methods import make_method
@@ -127,7 +127,14 @@ def load_model(
     population = read_population(about, topology)
     loss = default_loss(model, about["classes"] is not None)
     objective = Objective(
-        model, loss, l2=spec.l2, dtype=dtype, batching=spec.batching or "eager", trainable=Trainable.parse(spec.train)
+        model,
+        loss,
+        l2=spec.l2,
+        dtype=dtype,
+        batching=spec.batching or "eager",
+        trainable=Trainable.parse(spec.train),
+        seed=spec.seed,
+        share=spec.model != PYTHON,
     )
     check_frozen(objective, about["frozen"])
     ledger = Ledger(topology)
@@ -180,7 +187,7 @@ def flat_rows(objective: Objective, parts: dict[str, Tensor], ids: np.ndarray) -
 
 def check_frozen(objective: Objective, saved: str | None) -> None:
     """Raise an error if the frozen parameters of the module differ from those of the run, which are not saved."""
-    if saved is not None and (not objective.frozen or digest(objective.frozen) != saved):
+    if saved is not None and objective.frozen_digest != saved:
         raise ValueError(
             "the frozen parameters of this model are not those of the run; give the model of that run, with the same "
             "weights and with the same parameters frozen"

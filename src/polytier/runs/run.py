@@ -222,7 +222,9 @@ class Run:
             name = type(self.algorithm).__name__
             raise ValueError(f"{name} also needs a device's training data to predict; a module alone is not enough")
         objective, population = self.context.objective, self.context.population
-        module = copy.deepcopy(self.module).to(objective.dtype)
+        lora = objective.trainable.kind == "lora"
+        module = objective.trainable.apply(self.module) if lora else copy.deepcopy(self.module)
+        module = module.to(objective.dtype)
         module.load_state_dict({k: v.clone() for k, v in objective.all_parameters(row).items()}, strict=False)
         if population.scale is not None or population.shift is not None:
             zero, one = torch.zeros(()), torch.ones(())

@@ -129,7 +129,10 @@ class RunSpec(BaseModel):
         per_model=True,
     )
     train: str = setting(
-        "all", "which parameters train: all, head or layers=PATTERN; the others are not sent", "model", per_model=True
+        "all",
+        "which parameters train: all, head, layers=PATTERN, lora:rank=4,alpha=32,targets=PATTERN; others are not sent",
+        "model",
+        per_model=True,
     )
     devices: int | None = setting(None, "number of devices", "data", shown="40", ge=1, le=MOST)
     teams: str | None = setting(None, "number of teams; 2x4 is two tiers of teams, 0 none", "tree", shown="4")
@@ -181,6 +184,12 @@ class RunSpec(BaseModel):
         per_model=True,
         ge=0,
         allow_inf_nan=False,
+    )
+    optimizer: str = setting(
+        "sgd",
+        "how devices step: sgd, momentum:0.9 or adamw; with :keep its state lasts from call to call",
+        "training",
+        per_model=True,
     )
     dtype: Literal["float32", "float64"] = setting("float32", "float32 or float64", "model")
     set: dict[str, Any] = setting({}, "fields of the method", "method", per_model=True)

@@ -15,6 +15,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from polytier.data.batches import Batch, Group
 from polytier.data.pack import as_file, from_file
 from polytier.models.losses import Loss, cross_entropy
-from polytier.models.trainable import Trainable
+from polytier.models.trainable import Trainable, digest
 from polytier.stack.rows import LINE, aligned
 from polytier.stack.tracing import trace
 from polytier.tree import random
@@ -48,6 +49,8 @@ class Objective:
         device: where gradients are computed, such as "cpu" or "cuda".
         batching: "stacked", "single" or "eager", see above.
         trainable: which parameters train.
+        seed: determines the first values of parameters that `trainable` adds.
+        share: whether frozen parameters use the memory of those of `module`, which must then not be changed.
 
     Attributes:
         names: names of the parameters that train, in the order of the row.
@@ -82,8 +85,10 @@ class Objective:
         device: torch.device | str = "cpu",
         batching: str = "stacked",
         trainable: Trainable = ALL,
+        seed: int = 0,
+        share: bool = False,
     ) -> None:
-        self.module = trainable.apply(module).to(device=device, dtype=dtype)
+        self.module = trainable.apply(module, seed, share).to(device=device, dtype=dtype)
         self.sample_loss, self.l2, self.dtype, self.batching = loss, l2, dtype, batching
         self.device, self.trainable = torch.device(device), trainable
         parameters = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
@@ -109,6 +114,11 @@ class Objective:
         """The parameters that do not train, by name. They are shared by all rows and are never written to."""
         trained = set(self.names)
         return {name: p for name, p in self.module.named_parameters() if name not in trained}
+
+    @cached_property
+    def frozen_digest(self) -> str | None:
+        """A digest of the frozen parameters, in which two models can be compared; None if all parameters train."""
+        return digest(self.frozen) if self.frozen_size else None
 
     def all_parameters(self, row: Tensor) -> dict[str, Tensor]:
         """All parameters of the model `row` [d] by name, in the order of the module: the row's and the frozen ones."""
