@@ -32,7 +32,8 @@ def gpt(
         width: the length of the vector at each position.
         heads: the number of heads of the attention; divides the width.
         context: the longest sample; by default that of the data.
-        tied: whether the head has the weights of the embedding.
+        tied: whether the head has the weights of the embedding, `tokens.weight`. Methods that find the head by its name
+            (FedRep) need tied=false.
         dropout: the probability with which a number is set to 0 after each half of a block.
     """
     check_sizes("gpt", layers=layers, width=width, heads=heads)
