@@ -6,7 +6,7 @@ start at eight clients, two per language.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -14,7 +14,7 @@ from typing import Any
 
 from polytier.models.metrics import METRICS
 from polytier.papers.cobo_readings import Finished, Holds, told
-from polytier.papers.plan import Chart, Claim, Curve, Item, Matrix, PlannedRun, Reading, Row
+from polytier.papers.plan import Chart, Claim, Curve, Item, Matrix, PlannedRun, Points, Reading, Row
 from polytier.papers.readings import by_round
 from polytier.runs.read import RunRecord
 from polytier.tree.collaboration import FILE, Collaboration, load
@@ -51,6 +51,7 @@ class Scale:
     lr        | the step size of AdamW, of all methods
     pull      | rho of CoBo
     weight_lr | gamma of CoBo
+    mix_every | steps of the validation-based method from one mixing of models to the next, which is costly
     """
 
     data: str
@@ -64,6 +65,7 @@ class Scale:
     pull: float
     weight_lr: float | str
     temperature: float
+    mix_every: int
     tune_steps: int
     reduced: str
 
@@ -80,14 +82,16 @@ QUICK = Scale(
     pull=1.0,
     weight_lr=0.2,
     temperature=0.1,
+    mix_every=4,
     tune_steps=50,
     reduced="a GPT of 2 layers and width 32 on bytes, trained from the start, instead of GPT-2 (124 million "
     "parameters) with LoRA; 8 clients, two per language, instead of 4; 10,000 bytes per client instead of 800,000 "
     "tokens; contexts of 32 instead of 512; 448 iterations of 8 samples instead of 500 of 200",
 )
 READING = (
-    "An iteration is a round in which every client takes one step of AdamW, whose state it keeps. The paper does not "
-    "give the optimiser, rho, gamma or the sampling of pairs. Here pairs are drawn with the constant rule 1/n. The "
+    "In an iteration every client takes one step of AdamW, whose state it keeps; it is a round, except that the "
+    "validation-based method mixes models after every 4 steps. The paper does not give the optimiser, rho, gamma or "
+    "the sampling of pairs. Here pairs are drawn with the constant rule 1/n. The "
     "perplexity of a client is the exponential of its mean loss per token on its test documents; values are means over "
     "clients, in the round that is best on test documents (best) and on validation documents (chosen)."
 )
@@ -120,16 +124,20 @@ class Plan:
             "fedavg": average,
             "fedavg-ft": {**average, "tune_lr": lr, "tune_steps": size.tune_steps},
             "ditto": {**average, "personal_lr": lr, "personal_steps": 1, "device_pull": 0.1},
-            "validation": {"device_lr": lr, "device_steps": 1, "temperature": size.temperature},
+            "validation": {"device_lr": lr, "device_steps": size.mix_every, "temperature": size.temperature},
             "cobo": {**cobo, "weight_lr": size.weight_lr},
             "cobo-fixed": {**cobo, "weight_lr": 0.0},
             "cobo-own": {**cobo, "weight_lr": size.weight_lr, "own_weight": True},
             "cobo-own-fixed": {**cobo, "weight_lr": 0.0, "own_weight": True},
         }[method]
 
+    def steps(self, method: str) -> int:
+        """The number of iterations in a round."""
+        return self.size.mix_every if method == "validation" else 1
+
     def run(self, method: str) -> PlannedRun:
         """The run of a row."""
-        size = self.size
+        size, steps = self.size, self.steps(method)
         settings = {
             "algorithm": "cobo" if method.startswith("cobo") else method,
             "data": size.data,
@@ -138,8 +146,8 @@ class Plan:
             "split": "8:1:1",
             "optimizer": "adamw:keep",
             "batch_size": size.batch_size,
-            "rounds": size.rounds,
-            "eval_every": size.eval_every,
+            "rounds": size.rounds // steps,
+            "eval_every": size.eval_every // steps,
             "set": self.fields(method),
         }
         return PlannedRun(f"language-{method}", settings, size.seeds)
@@ -157,7 +165,7 @@ class Plan:
                 paper = TABLE_2.get(method, (None, None, None))[2]
                 both = (run, runs["local"])
                 rows.append(Row((NAMES[method], "clients better than Local, %"), both, improved, paper, None, differs))
-        curves = [Curve(NAMES[m], (run,), by_round(model_of(m), "test", "perplexity")) for m, run in runs.items()]
+        curves = [Curve(NAMES[m], (run,), by_iteration(model_of(m), self.steps(m))) for m, run in runs.items()]
         return Item(
             "language",
             "Language models (Section 4.3, Figure 4): perplexity, and who listens to whom",
@@ -205,6 +213,16 @@ class Plan:
 def model_of(method: str) -> str:
     """The kind of model that the paper reports for a method."""
     return "global" if method == "fedavg" else "personal"
+
+
+def by_iteration(model: str, steps: int) -> Callable[[Sequence[Path]], Points]:
+    """The test perplexity after each evaluated round of `steps` iterations."""
+
+    def read(folders: Sequence[Path]) -> Points:
+        rounds, values = by_round(model, "test", PERPLEXITY.name)(folders)
+        return [steps * number for number in rounds], values
+
+    return read
 
 
 def perplexity(folders: Sequence[Path]) -> Reading:
