@@ -12,7 +12,7 @@ from polytier.data import IGNORED
 from polytier.data.download import get
 from polytier.data.sources import SOURCES
 from polytier.data.sources.sentences import FILE
-from polytier.data.sources.text import pack
+from polytier.data.sources.text import pack, text
 from polytier.data.tokens import END, make_tokenizer
 from polytier.runs.make_data import make_federation
 from polytier.runs.spec import RunSpec
@@ -210,6 +210,10 @@ def test_advice_on_folders_and_partitions(folder, tmp_path):
         build_federation(f"text:{tmp_path / 'nowhere'}")
     with pytest.raises(ValueError, match="text names its own devices"):
         build_federation(f"text:{folder}", partition="labels:2")
+    (tmp_path / "a, b").mkdir()
+    folder = folder.rename(tmp_path / "a, b" / "texts")
+    with pytest.raises(ValueError, match="has a comma in its path"):
+        text(folder=str(folder))
     with pytest.raises(ValueError, match="put one NAME.txt per device into"):
         get("text", tmp_path)
 

@@ -124,7 +124,7 @@ def text(
     for path, (team, name) in found.items():
         holdings += share(name, team, documents[path], made, parts, tokens)
     rest = [f"files={files}"] * bool(files) + [f"parts={parts}"] * (parts > 1) + [f"tokens={tokens}"] * (tokens > 0)
-    where = [f"folder={home.resolve() if is_path else folder}"] * bool(folder)  # data_dir is a setting of its own
+    where = [f"folder={absolute(home) if is_path else folder}"] * bool(folder)  # data_dir is a setting of its own
     settings = [*where, f"context={context}", *rest, tokenizer_setting(made, tokenizer)]
     return text_source(holdings, made, context, f"text:{','.join(settings)}")
 
@@ -147,7 +147,14 @@ def text_source(holdings: Sequence[Holding], tokenizer: Tokenizer, context: int,
 def tokenizer_setting(tokenizer: Tokenizer, name: str) -> str:
     """The arguments that find the same tokenizer again: its name, with an absolute path, and its digest."""
     known = name == BYTES or name.startswith(BPE)
-    return f"tokenizer={name if known else Path(name).expanduser().resolve()},digest={tokenizer.digest}"
+    return f"tokenizer={name if known else absolute(Path(name).expanduser())},digest={tokenizer.digest}"
+
+
+def absolute(path: Path) -> Path:
+    """The absolute path; an error if it has a comma, which separates the arguments of a data set."""
+    if "," in str(path.resolve()):
+        raise ValueError(f"{path.resolve()} has a comma in its path, which separates arguments; rename the folder")
+    return path.resolve()
 
 
 def check_digest(tokenizer: Tokenizer, name: str, digest: str) -> None:
