@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from polytier._text import bind
+from polytier.models.language import gpt, lstm
 from polytier.models.own_code import exists, load
 
 
@@ -176,6 +177,9 @@ def num_features(body: nn.Module, inputs: tuple[int, ...]) -> int:
         return body(torch.zeros(1, *inputs)).shape[1]
 
 
+# models of sequences of tokens: factories (inputs, num_outputs) with inputs (T,) and the number of tokens
+LANGUAGE_MODELS: dict[str, Callable[..., nn.Module]] = {"gpt": gpt, "lstm": lstm}
+
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mclr": mclr,
     "linear": linear,
@@ -186,6 +190,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "vgg": vgg,
     "resnet9": resnet9,
     "quadratic": quadratic,
+    **LANGUAGE_MODELS,
 }
 
 

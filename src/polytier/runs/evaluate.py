@@ -17,16 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polytier.data import IGNORED
 from polytier.data.federation import SPLITS
 from polytier.method.algorithm import Algorithm
 from polytier.method.call import Call, Clock
 from polytier.method.context import Context
 from polytier.method.local_problem import LocalProblem
 from polytier.method.travel import OF_STATISTICS, STATISTICS
-from polytier.models.metrics import LOSS, Metric
+from polytier.models.metrics import LOSS, TOKENS, Metric
 from polytier.stack.rows import Rows, as_dict, cat_rows
 
 PUBLISHED = "published."
+TOKEN_LOSS = "token_loss"  # sums of the loss per token
 CHUNK = 128  # samples per device in one forward pass
 HELD = 16 << 20  # limit in bytes of outputs kept for metrics per device; a single device may exceed it
 
@@ -65,7 +67,12 @@ class Evaluation:
         if known.per == "device":
             return np.where(count > 0, self.values[model, split][metric], np.nan)
         sums = self.sums[model, split][summed(known)]
-        return known.finished(np.where(count > 0, sums / np.maximum(count, 1), np.nan))
+        number = self.number(known, model, split)
+        return known.finished(np.where(number > 0, sums / np.maximum(number, 1), np.nan))
+
+    def number(self, metric: Metric, model: str, split: str) -> np.ndarray:
+        """[n] what the sums of a metric are divided by: the number of samples, or of tokens."""
+        return self.sums[model, split][TOKENS] if metric.per == "token" else self.counts[split]
 
     def summary(self, model: str, split: str = "test") -> dict[str, float | None]:
         """The mean loss of a model, and for each metric its mean over devices and more (`figures_of`)."""
@@ -81,8 +88,11 @@ class Evaluation:
             elif len(there):
                 result |= figures_of(metric, there)
                 if metric.per != "device":  # the value over all samples cannot be computed from one value per device
-                    total = self.sums[model, split][summed(metric)].sum() / self.counts[split].sum()
+                    number = self.number(metric, model, split).sum()
+                    total = self.sums[model, split][summed(metric)].sum() / number
                     result[f"{metric.name}_pooled"] = float(metric.finished(total))
+                    if metric.per == "token":
+                        result[f"{metric.name}_tokens"] = int(number)
             if undefined:
                 result.setdefault(metric.name, None)
                 result[f"{metric.name}_undefined"] = undefined
@@ -109,7 +119,7 @@ def figures_of(metric: Metric, values: np.ndarray) -> dict[str, float | None]:
 
 def summed(metric: Metric) -> str:
     """The name under which the sums of a metric are stored; a metric of the loss uses those of the loss."""
-    return LOSS.name if metric.per == "loss" else metric.name
+    return {"loss": LOSS.name, "token": TOKEN_LOSS}.get(metric.per, metric.name)
 
 
 def metrics_of(context: Context) -> tuple[Metric, ...]:
@@ -165,6 +175,8 @@ def measure(algorithm: Algorithm, rows: dict[str, Tensor], local: LocalProblem) 
 def columns(metrics: Sequence[Metric]) -> list[tuple[str, str]]:
     """The columns (kind, metric) of a device's answer: sums over samples, then value and validity per metric."""
     summed_up = [("sum", LOSS.name), *(("sum", metric.name) for metric in metrics if metric.per == "sample")]
+    if any(metric.per == "token" for metric in metrics):
+        summed_up += [("sum", TOKEN_LOSS), ("sum", TOKENS)]
     return summed_up + [(kind, m.name) for m in metrics if m.per == "device" for kind in ("value", "defined")]
 
 
@@ -223,7 +235,8 @@ def measure_rows(
     context = local._context
     sampled = [metric for metric in context.metrics if metric.per == "sample"]
     of_device = [metric for metric in context.metrics if metric.per == "device"]
-    total = {name: torch.zeros(len(local.ids), 1 + len(sampled), dtype=torch.float64) for name in models}
+    by_token = any(metric.per == "token" for metric in context.metrics)
+    total = {name: torch.zeros(len(local.ids), 1 + len(sampled) + 2 * by_token, dtype=torch.float64) for name in models}
     held = {name: [Held() for _ in local.ids] if of_device else [] for name in models}
     start, end = (b[local.rows] for b in context.batches.federation.span(split))
     for part in range(-(-int((end - start).max()) // CHUNK)):
@@ -236,6 +249,9 @@ def measure_rows(
                 flat = outputs.flatten(0, 1)
                 values = [metric(flat, targets).reshape(inside.shape) for metric in sampled]
                 losses = context.objective.sample_losses(outputs, group.y)
+                if by_token:
+                    number = (group.y != IGNORED).flatten(2).sum(2) if group.y.ndim > 2 else torch.ones_like(group.y)
+                    values += [losses.double() * number, number]
                 sums = [torch.where(inside, v, 0).double().sum(1) for v in (losses, *values)]
                 total[name][group.rows] += torch.stack(sums, 1).cpu()
                 for k, place in enumerate(torch.arange(len(local.ids))[group.rows].tolist() if of_device else ()):
