@@ -19,7 +19,7 @@ from torch import Tensor
 HEADER = 64 << 10  # largest header in bytes
 FACTS = "polytier"
 KINDS = (
-    *("hello", "welcome", "refused", "ready", "stop"),  # who is there
+    *("hello", "welcome", "refused", "ready", "world", "stop"),  # who is there
     *("call", "answer", "measure", "measured", "absent", "failed"),  # training and evaluation
 )
 TYPES = {
