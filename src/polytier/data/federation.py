@@ -272,7 +272,7 @@ class Federation:
 
     def label_counts(self) -> np.ndarray:
         """[n, classes] the number of samples of each label per device, in all splits; [n, 0] without one label."""
-        if self.num_classes is None or self.y.ndim != 1:
+        if self.num_classes is None or self.y.ndim != 1 or not len(self.y):  # a server has no samples
             return np.zeros((len(self), 0), dtype=np.int64)
         owner = np.repeat(np.arange(len(self)), (self.bounds[:, 3] - self.bounds[:, 0]).numpy())
         counts = np.zeros((len(self), self.num_classes), dtype=np.int64)
