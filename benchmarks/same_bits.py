@@ -44,8 +44,9 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 TEXTS = ("metrics.jsonl", "summary.json", "devices.csv", "traffic.csv", "topology.json")
 COMPARED = ("models/**/*.safetensors", *TEXTS, "collaboration.npz", "predicted.npz")
-# keys whose values are never the same: times, and the checksums of records with times
-TIMES = ("seconds", "device_steps_per_second", "crc32", "sha256")
+# keys whose values are never the same: times, the checksums of records with times, and the name of a run, which is a
+# digest of all its settings: a setting that REV does not know changes it
+TIMES = ("seconds", "device_steps_per_second", "crc32", "sha256", "run")
 SHOWN = 3  # differences of a setting that are printed
 SLOWEST, SECONDS = 0.97, 1.5  # the ratio of speeds that is still accepted; how long one measurement takes
 
@@ -55,7 +56,7 @@ SHORT = "--rounds 2 --batch-size 16 --quiet"
 POOL = "--devices 10 --teams 2"  # but data of a user's own name their devices
 METHODS = {  # what each method needs, and what makes it short
     **dict.fromkeys(("permfl", "pfedmt", "sfedhp", "hier-fedavg"), "device_steps=3 team_rounds=2"),
-    **dict.fromkeys(("fedavg", "fedprox", "scaffold", "local", "apfl", "per-fedavg"), "device_steps=3"),
+    **dict.fromkeys(("fedavg", "fedopt", "fedprox", "scaffold", "local", "apfl", "per-fedavg"), "device_steps=3"),
     **dict.fromkeys(("fedamp", "heurfedamp", "demlearn"), "device_steps=3"),
     **dict.fromkeys(("mfa-rand", "mfa-rr"), "device_steps=3 --models 2"),
     "al2gd": "steps=6 p_team=0.3 p_server=0.3",

@@ -1103,7 +1103,7 @@ def test_clusters_reach_the_federation():
     ("given", "reason"),
     [
         ({"data": "minst"}, "no data set or .npz file 'minst'; did you mean 'mnist'"),
-        ({"data": "table.csv"}, "available: digits, digits-sites, synthetic"),
+        ({"data": "table.csv"}, "available: digits, digits-sites, sentences, synthetic"),
         ({"devices": 0}, "devices at 1; got seed 0 and 0 devices"),
         ({"seed": -1}, "seeds start at 0"),
         ({"devices": 3, "teams": 4}, "4 teams of 3 devices"),

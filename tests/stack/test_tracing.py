@@ -17,6 +17,7 @@ from polytier.models import zoo as models
 from polytier.models.losses import cross_entropy, squared_error
 from polytier.stack import tracing as graphs
 from polytier.stack.objective import BATCHINGS, Objective, choose_batching, columns, stacks_of
+from polytier.stack.optimizers import LocalOptimizer
 from polytier.stack.rows import aligned, aligned_copy, fold
 from polytier.stack.solvers import proximal_sgd, sgd, step
 
@@ -447,7 +448,7 @@ def test_other_axes_may_be_turned_too():
 
 def local_of(objective: Objective) -> Any:
     """As much of a device as a solver needs."""
-    return SimpleNamespace(grad_pieces=objective.grad_pieces)
+    return SimpleNamespace(grad_pieces=objective.grad_pieces, optimizer=LocalOptimizer())
 
 
 def column(*numbers: float) -> Tensor:
@@ -500,7 +501,7 @@ def test_plain_steps_follow_the_gradient(name):
     (module, loss), objective = small(name), objective_of(name)
     theta, batch = rows_for(objective, 7), batch_of(RAGGED)
     before = copies(theta, batch)
-    held = SimpleNamespace(grad_pieces=lambda rows, _: objective.grad_pieces(rows, batch))
+    held = SimpleNamespace(grad_pieces=lambda rows, _: objective.grad_pieces(rows, batch), optimizer=LocalOptimizer())
     found: Tensor = sgd(held, theta, LR, 2)  # type: ignore[arg-type]
     assert_unchanged(before, theta, batch)
     expected = theta

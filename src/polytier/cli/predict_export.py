@@ -43,7 +43,7 @@ def load_model(
         raise ValueError(f"{there}; got {'no --of' if of is None else f'--of {of}'}")
     run = run if of is None else run.models[of]
     owner = f"device {device}" if device is not None else f"team {team}" if team is not None else "the whole population"
-    return run, run.row(device=device, team=team), owner
+    return run, run.whole_row(device=device, team=team), owner
 
 
 def predict(

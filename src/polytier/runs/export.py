@@ -20,6 +20,7 @@ from polytier.data.federation import as_tensor
 from polytier.data.own_npz import own_column, read_arrays
 from polytier.data.sources import reading
 from polytier.files.write import atomic, write_bytes
+from polytier.models.lora import LoRA, merged
 from polytier.runs.folder import about_inputs
 from polytier.runs.run import Run, Scaled
 from polytier.runs.write_tensors import pieces
@@ -85,12 +86,18 @@ def export_parameters(run: Run, row: Tensor, target: Path, owner: str) -> None:
     module = run.as_module(row)
     inner = module.model if isinstance(module, Scaled) else module
     assert isinstance(inner, nn.Module)
-    parts = {k: v.clone() for k, v in run.context.objective.all_parameters(row).items()}
-    parts |= {k: v.clone() for k, v in inner.named_buffers()}
+    parts = {k: v.clone() for k, v in whole_model(inner).items()}
     about = json.dumps(about_inputs(run.context.population))
     write_bytes(target, pieces(parts, model=run.spec.model, of=owner, inputs=about))
     again = load_file(target)
     assert all(torch.equal(again[k], parts[k]) for k in parts)
+
+
+def whole_model(module: nn.Module) -> dict[str, Tensor]:
+    """All parameters and buffers by name; what LoRA has learned is added to the weights of its layers."""
+    if any(isinstance(part, LoRA) for part in module.modules()):
+        return merged(module)
+    return {**{k: v.detach() for k, v in module.named_parameters()}, **dict(module.named_buffers())}
 
 
 def export_program(run: Run, row: Tensor, target: Path) -> None:

@@ -46,7 +46,7 @@ def warnings(loop: Loop) -> list[str]:
     lines = []
     for context in loop.context.parts:
         method = context.algorithm
-        if isinstance(method, PerMFL):
+        if isinstance(method, PerMFL) and context.optimizer.plain:  # the theory is about sgd
             quadratic = has_round_matrix(context)
             verdict, why = judge_quadratics(context, method) if quadratic else judge_quickly(context, method)
             name = f"{context.name}: " if context.name else ""
