@@ -33,7 +33,7 @@ ROUNDS, STEPS = 30, 20  # methods with one or two gradients per round have round
 SETTINGS = ("--data", "digits", "--split", "3:1:1")
 GROUPS = ("--partition", "clusters-permuted:4")
 OTHER = {"oracle": GROUPS, "cobo": GROUPS, "fc": GROUPS}  # methods for devices in groups
-SKIPPED = ("mfa-rand", "mfa-rr")  # they use the methods of their models
+SKIPPED = ("mfa-rand", "mfa-rr", "pfedmt")  # they use the methods of their models; pFedMT has the fields of PerMFL
 
 
 def starts(method: str, settings: Sequence[str]) -> list[str]:

@@ -93,6 +93,10 @@ DIGITS = {
     "heurfedamp": {"device_lr": 0.41, "device_pull": 0.1},
     "ifca": {"device_lr": 5.0},
     "demlearn": {"device_lr": 4.7, "device_pull": 0.006},
+    "oracle": {"device_lr": 2.9},
+    "pfedgp": {"device_lr": 0.18},
+    "validation": {"device_lr": 0.55},
+    "pfedbayes": {"device_lr": 0.35, "global_lr": 1.8, "server_lr": 1.6},
 }
 
 # the bundled digits at four sites: 60 devices
@@ -217,6 +221,7 @@ TABLE = (
     Row(("fc",), ("cifar-100",), ("resnet9",), {"device_lr": 0.05}, "CoBo, Appendix B"),
     # bundled data
     *(Row((name,), ("digits",), MCLR, fields, BUNDLED) for name, fields in DIGITS.items()),
+    Row(("pfedmt",), ("digits",), MCLR, DIGITS["permfl"], "as permfl, whose means have other weights"),
     *(Row((name,), ("digits-sites",), MCLR, fields, DEMO) for name, fields in SITES.items()),
     *(Row((name,), ("digits",), MCLR, fields, SHARED_OUT, steps=20) for name, fields in DIGITS_STEPS.items()),
     *(Row((name,), ("digits-sites",), MCLR, fields, DEMO, steps=20) for name, fields in SITES_STEPS.items()),
