@@ -235,6 +235,11 @@ class Federation:
         """[n] the number of training samples per device."""
         return self.bounds[:, 1] - self.bounds[:, 0]
 
+    @cached_property
+    def training(self) -> tuple[np.ndarray, np.ndarray]:
+        """The index of each device's first training sample [n] and the number of them [n], for mini-batches."""
+        return self.bounds[:, 0].numpy(), self.samples.numpy()
+
     def span(self, split: str) -> tuple[Tensor, Tensor]:
         """Where the samples of a split start and end, [n] each."""
         k = SPLITS.index(split)

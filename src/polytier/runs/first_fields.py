@@ -49,8 +49,8 @@ PULLS: dict[type[Algorithm], dict[str, float]] = {
     PFedMe: {"device_pull": 1.0},
 }
 FACTOR, MOVES = 3.0, 3  # a field is raised or lowered by this factor, at most so many times
-MOST_RUNS, MOST_ROUNDS = 12, 5  # candidates, and rounds of each
-MOST_WORK, MOST_BYTES = 1 << 26, 1 << 28  # parameters x devices x gradients of a round; samples: beyond, no search
+MOST_RUNS, MOST_GRADIENTS = 12, 1000  # candidates, and gradients of a device in each
+MOST_WORK, MOST_BYTES = 1 << 28, 1 << 28  # parameters x devices x gradients of a candidate; samples: beyond, no search
 UNEVEN = 100  # features whose standard deviations differ by this factor need scaling
 
 
@@ -181,14 +181,16 @@ class Search:
             ValueError: The method cannot run with these settings on these data.
         """
         compute: dict[str, Any] = {"engine": "stacked", "workers": 1, "tile": None, "metric": None}
-        spec = spec.replace(rounds=max(1, min(MOST_ROUNDS, spec.rounds // 10)), **compute)
-        search = cls(spec, federation, free, {**parts, "objectives": {}})
+        search = cls(spec.replace(**compute), federation, free, {**parts, "objectives": {}})
         with silence(), search.loop({}) as loop:
             context, tree = loop.context, loop.context.topology
             search.tiers = tree.tier_names[1 : tree.leaf]
             search.start = search.first(quick_smoothness(context))
-            work = context.objective.dimension * len(federation) * gradients(loop.algorithm, len(search.tiers))
-        if work > MOST_WORK or federation.x.nbytes > MOST_BYTES:
+            each = gradients(loop.algorithm, len(search.tiers))
+            work = context.objective.dimension * len(federation) * each
+        rounds = min(spec.rounds, max(1, MOST_GRADIENTS // each), MOST_WORK // work)
+        search.spec = search.spec.replace(rounds=max(1, rounds))
+        if not rounds or federation.x.nbytes > MOST_BYTES:
             search.no_search = "a search would take long"
         elif int(federation.samples.max()) < 5:
             search.no_search = "no device has 5 training samples"
