@@ -31,8 +31,9 @@ from polytier.runs.spec import read_spec
 SEED, SEEDS, TRIALS = 100, 2, 16
 ROUNDS, STEPS = 30, 20  # methods with one or two gradients per round have rounds in proportion
 SETTINGS = ("--data", "digits", "--split", "3:1:1")
-OTHER = {"oracle": ("--partition", "clusters-permuted:4"), "cobo": ("--partition", "clusters-permuted:4")}  # groups
-SKIPPED = ("mfa-rand", "mfa-rr")  # they use the methods of their models
+GROUPS = ("--partition", "clusters-permuted:4")
+OTHER = {"oracle": GROUPS, "cobo": GROUPS, "fc": GROUPS}  # methods for devices in groups
+SKIPPED = ("mfa-rand", "mfa-rr", "pfedmt")  # they use the methods of their models; pFedMT has the fields of PerMFL
 
 
 def starts(method: str, settings: Sequence[str]) -> list[str]:

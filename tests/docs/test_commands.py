@@ -246,7 +246,7 @@ def _tuned(said):
     trials = [json.loads(row) for row in Path("runs/tuned/trials.jsonl").read_text().splitlines()]
     assert len(trials) == 5
     best = tomllib.loads(Path("runs/tuned/best.toml").read_text())["set"]
-    assert 0.01 <= best["device_lr"] <= 1
+    assert 0.1 <= best["device_lr"] <= 2
     first, found = (float(re.findall(rf"{which}[^\n]*?([\d.]+) %", said)[0]) for which in ("trial 0:", "\n"))
     assert found >= first
 

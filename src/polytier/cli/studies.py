@@ -182,7 +182,7 @@ def tune(
         typer.Option(
             "--over",
             metavar="FIELD[=SPEC]",
-            show_default="all step sizes and pulls: ..._lr, ..._pull",
+            show_default="all step sizes and pulls, but no steps that follow from pulls",
             help="A field to search over: LOW:HIGH, or A,B,C; alone, a tenth to ten times of what it is "
             "(a whole number: a quarter to four times), or all its choices.",
         ),

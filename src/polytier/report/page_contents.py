@@ -197,6 +197,8 @@ def summary_table(study: Study, results: Results) -> Table:
     names = dict.fromkeys(name for row in rows for name in row)
     kept = [name for name in names if any(row.get(name, Cell("-")).text not in ("-", "never") for row in rows)]
     notes = [f"T{comparison.means_note(found, metric.name)[1:]}."]
+    if len([kind for kind in KINDS if kind in kept]) > 1:
+        notes.append("Personal, team, global: one model per device, one per team, one for all devices.")
     if sum(m["best"] for m in found) and len(found) > 1:
         test = f"Wilcoxon signed-rank over devices and seeds, p > {LEVEL}"
         notes.append(f"* the best, or a tie with it: {test}.")

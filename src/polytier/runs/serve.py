@@ -46,7 +46,7 @@ from polytier.runs.launch import advice
 from polytier.runs.loop import Loop
 from polytier.runs.read_files import CHECKPOINTS
 from polytier.runs.resume import check_settings
-from polytier.runs.tensors import pieces
+from polytier.runs.write_tensors import pieces
 from polytier.tree.topology import Topology
 
 log = logging.getLogger("polytier")

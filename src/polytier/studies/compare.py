@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from polytier.runs.spec import RunSpec, is_file, merge_fields, read_spec
 from polytier.studies.run_queue import Task, check_same, run_tasks
 from polytier.studies.study_folder import slug, stem, study_folder
 from polytier.studies.tune import tuned_fields, without_test
+
+COUNTS = {"device_steps", "team_rounds", "local_rounds"}  # fields that divide the gradients of a round
 
 
 def compare_methods(
@@ -129,7 +131,7 @@ def settle(
         fields = dict(shared.set) if name == shared.algorithm else {}
         spec = shared.replace(algorithm=name)
         if steps is not None:
-            tuned = {field: value for field, (value, _) in settings(name, shared.data, shared.model, steps).items()}
+            tuned = tuned_for(name, shared, steps, {**fields, **given})
             wanted = step_fields(kind, {**fields, **tuned, **given}.get("device_steps"), steps, tiers)
             spec, note = with_budget(spec, kind, {**fields, **wanted, **tuned, **given}, steps, tiers)
             fields |= wanted | tuned if note else tuned | wanted
@@ -142,6 +144,16 @@ def settle(
             make_method(name, spec.set)  # raises an error for invalid fields
         specs[name] = spec
     return specs, notes
+
+
+def tuned_for(name: str, shared: RunSpec, steps: int, said: Collection[str]) -> dict[str, Any]:
+    """The fields of the table of defaults for this number of steps, without those that the user gives.
+
+    Numbers of steps and of rounds belong together: who gives one of them has none of the table.
+    """
+    table = {field: value for field, (value, _) in settings(name, shared.data, shared.model, steps).items()}
+    left_out = {*said, *(COUNTS if COUNTS & set(said) else ())}
+    return {field: value for field, value in table.items() if field not in left_out}
 
 
 def having(text: str, kinds: Mapping[str, type[Algorithm]]) -> list[str]:
