@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 from torch.overrides import TorchFunctionMode
 
 from polytier.data.batches import Batch, Group
@@ -29,6 +29,7 @@ from polytier.models.losses import Loss, cross_entropy
 from polytier.models.trainable import Trainable, digest
 from polytier.stack.batch_norm import replace_batch_norms
 from polytier.stack.dropout import key_dropouts
+from polytier.stack.gradient import grad
 from polytier.stack.rows import LINE, aligned
 from polytier.stack.tracing import trace
 from polytier.tree import random

@@ -85,6 +85,11 @@ class Record(TorchDispatchMode):
         for k, tensor in enumerate(inputs):
             self.know(tensor, self.graph.placeholder(f"input_{k}"))
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled, so torch need not import torch._dynamo, which takes as long as importing torch."""
+        return False
+
     def know(self, value: Tensor, node: torch.fx.Node) -> None:
         """Remember that this node gave this tensor."""
         self.nodes[id(value)] = node
