@@ -42,7 +42,7 @@ def check_kinds(model: str, federation: Federation, default: bool) -> None:
         default: Whether the default loss is used.
     """
     x, y = federation.x, federation.y
-    if model.partition(":")[0] not in MODELS:
+    if model.partition(":")[0] not in MODELS or model.startswith("hf:"):  # it takes token ids
         return
     if x.dtype != torch.uint8 and not x.is_floating_point():
         raise ValueError(f"model {model} takes numbers or images, but x holds integers ({x.dtype}); save x as float32")
