@@ -21,9 +21,9 @@ from sklearn.datasets import load_digits
 from polytier._text import bind, own_arguments, parse_text
 from polytier.data import sources
 from polytier.data.build import build_federation
-from polytier.data.datasets import from_huggingface
 from polytier.data.federation import Federation
-from polytier.data.own import load_npz
+from polytier.data.huggingface import from_huggingface
+from polytier.data.own_npz import load_npz
 from polytier.data.partition import PARTITIONS, Assignment, apportion
 from polytier.data.sources import SOURCES, Source
 from polytier.data.synthetic import quadratic_clusters, quadratics, synthetic, synthetic_of_pfedme, tridiagonal
@@ -1103,7 +1103,7 @@ def test_clusters_reach_the_federation():
     ("given", "reason"),
     [
         ({"data": "minst"}, "no data set or .npz file 'minst'; did you mean 'mnist'"),
-        ({"data": "table.csv"}, "available: digits, digits-sites, synthetic"),
+        ({"data": "table.csv"}, "available: digits, digits-sites, sentences, synthetic"),
         ({"devices": 0}, "devices at 1; got seed 0 and 0 devices"),
         ({"seed": -1}, "seeds start at 0"),
         ({"devices": 3, "teams": 4}, "4 teams of 3 devices"),
@@ -1232,5 +1232,5 @@ def test_digits_at_sites_are_the_digits_turned_by_the_site():
     found = np.concatenate([rows.reshape(len(rows), -1), labels[:, None]], 1)
     wanted = np.concatenate([plain.x.reshape(len(rows), -1), plain.y[:, None]], 1)
     assert np.array_equal(found[np.lexsort(found.T)], wanted[np.lexsort(wanted.T)])  # every image once
-    assert np.bincount(turned.device).min() >= 20
+    assert np.bincount(turned.device).min() >= 15
     assert [len(np.unique(turned.team[turned.device == device])) for device in range(20)] == [1] * 20

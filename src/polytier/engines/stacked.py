@@ -12,7 +12,7 @@ import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from math import prod
+from math import ceil, prod
 
 import torch
 from torch import Tensor
@@ -24,9 +24,11 @@ from polytier.messages.transforms import Transform
 from polytier.method.call import Call
 from polytier.method.context import Context
 from polytier.method.execute import execute
-from polytier.stack.rows import Folded, Rows, as_dict, cat_rows, fold, starts_of
+from polytier.stack.rows import Folded, Rows, as_dict, cat_rows, fold
+from polytier.tree.topology import starts_of
 
 RUN = 64  # devices that are summed before their blocks are yielded
+LARGEST_TILE = 128  # devices; with small models the calls of torch cost more than misses in the cache
 TILE_BYTES = 16 << 20  # memory that a tile may touch in a step, so that it stays in the cache of the processor
 
 
@@ -84,7 +86,7 @@ class Stacked:
         ledger = self.context.scope(call.scope).ledger
         if not call.quiet and len(call.ids):
             call = replace(call, rows=self.exchange.down(call.rows))
-            nbytes = self.exchange.down_bytes(call.rows, int(call.sender.max()) + 1)
+            nbytes = self.exchange.down_bytes(call.rows, int(call.sender.numpy().max()) + 1)
             ledger.add(call.tier, "down", call.ids, nbytes[call.sender])
         for start, end, first, answer, nbytes in self._runs(call):
             if not call.quiet:
@@ -141,6 +143,8 @@ def cut(call: Call, size: int) -> list[tuple[int, int, int]]:
         (start, end, number of the first block) of each run.
     """
     n = len(call.ids)
+    if n <= size:
+        return [(0, n, 0)]
     places = torch.arange(n + 1) if call.blocks is None else torch.cat([starts_of(call.blocks), torch.tensor([n])])
     wanted = torch.linspace(0, n, -(-n // size) + 1, dtype=torch.float64)
     after = torch.searchsorted(places.double(), wanted).clamp(max=len(places) - 1)
@@ -184,4 +188,4 @@ def default_tile(context: Context) -> int:
     inputs = prod(population.shape) * samples
     # a row in place, and frozen parameters, which some layers copy per row; a batch is written once and read twice
     touched = width * (context.objective.dimension + context.objective.frozen_size + 3 * inputs)
-    return max(1, min(16, round(TILE_BYTES / touched / 4))) * 4
+    return min(LARGEST_TILE, ceil(TILE_BYTES / touched / 4) * 4)

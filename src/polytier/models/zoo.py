@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from polytier._text import bind
+from polytier.models.language import gpt, lstm
 from polytier.models.own_code import exists, load
 from polytier.models.pretrained import from_transformers, load_weights
 
@@ -184,6 +185,9 @@ def hf(inputs: tuple[int, ...], num_outputs: int, *, path: str = "") -> nn.Modul
     return from_transformers(inputs, num_outputs, path)
 
 
+# models of sequences of tokens: factories (inputs, num_outputs) with inputs (T,) and the number of tokens
+LANGUAGE_MODELS: dict[str, Callable[..., nn.Module]] = {"gpt": gpt, "lstm": lstm, "hf": hf}
+
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mclr": mclr,
     "linear": linear,
@@ -194,7 +198,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "vgg": vgg,
     "resnet9": resnet9,
     "quadratic": quadratic,
-    "hf": hf,
+    **LANGUAGE_MODELS,
 }
 
 

@@ -142,7 +142,11 @@ def by_round(study: Study) -> Iterator[Lines | Panels]:
         yield by_kind(study, title, kinds, metric, split)
     else:
         several = len({judge for judge in judges.values() if judge}) > 1
-        of = " (the personal model, or the global one of a method that has no other)" if several else ""
+        of = (
+            " (of the personal models; of a method without them, of its team models or its global model)"
+            if several
+            else ""
+        )
         main = chart(study, title, metric, split, lambda variant: judged(variant, metric))
         yield replace(main, note=f"Mean over all devices{of}. {main.note}")
         if len(kinds) > 1:

@@ -14,7 +14,7 @@ from polytier.models.metrics import MetricInfo
 from polytier.report import comparison, curves, device_charts, traffic_charts
 from polytier.report.blocks import Cell, Heading, Matrices, Section, Table, Text
 from polytier.report.comparison import DONE, LOCAL, SHARE
-from polytier.report.finding import finding
+from polytier.report.finding import finding, of_groups, of_models
 from polytier.report.grouping import NO_SETTING, Study, Variant, settings_of, studies
 from polytier.report.heatmap import matrices
 from polytier.report.intervals import LEVEL, interval, interval_text, with_spread
@@ -167,9 +167,7 @@ class Results:
     def finding(self, metric: MetricInfo) -> str:
         """What was found, in words."""
         text = finding(self.methods, comparison.device_values(ROOT, self.records, metric), metric, self.local)
-        if text and any(record.get("models") for record in self.records):
-            text += " Figures are means over all models of a run."
-        return text
+        return text and text + of_models(self.records, metric) + of_groups(self.records)
 
 
 def results(study: Study, until: float | None = None) -> Results:

@@ -44,7 +44,7 @@ from polytier.runs.methods import (
     method_of,
 )
 from polytier.runs.model_specs import RULES, OneOrEach, completed, given_specs, model_specs, one_each, own_fields
-from polytier.runs.sample_check import check_kinds, predicts_outputs, try_loss_and_metrics
+from polytier.runs.sample_check import check_kinds, check_tokens, predicts_outputs, try_loss_and_metrics
 from polytier.runs.spec import PYTHON, RunSpec, read_teams
 from polytier.stack.dropout import check_dropout
 from polytier.stack.objective import BATCHINGS, Objective, choose_batching
@@ -183,7 +183,7 @@ def assemble(
         for name, each in specs.items():
             own = with_first_fields(each, federations[name], model=modules[name], loss=losses[name], **ready)
             if own is not each:
-                specs[name], methods[name] = own, method_of(own)
+                specs[name], methods[name] = own, method_of(own, tell=False)
                 for advice in scale_advice(federations[name]):
                     log.warning("%s", advice)
         algorithm = methods[""] if "" in methods else make_method(spec.algorithm, own_fields(spec), methods)
@@ -295,7 +295,7 @@ def make_context(
     if algorithm.tiers == 2 and topology.num_tiers > 2:
         topology = topology.flat()
     classes = federation.num_classes is not None
-    judged = resolve_metrics(metrics, classes)
+    judged = resolve_metrics(metrics, classes, federation.is_tokens)
     alike = ("model", "seed", "l2", "batch_size", "dtype", "on", "train")
     key = (*map(Identity.of, (federation, module, loss)), *(getattr(spec, name) for name in alike))
     if (*key, spec.batching) not in objectives:
@@ -304,6 +304,7 @@ def make_context(
         made = module or make_model(
             spec.model, tuple(federation.x.shape[1:]), federation.num_classes, spec.seed, tuple(federation.y.shape[1:])
         )
+        check_tokens(made, federation)
         tried = judged if (loss is not None or metrics is not None) and predicts_outputs(algorithm) else None
         objective = make_objective(spec, made, loss or default_loss(made, classes), federation, tried)
         objectives[*key, spec.batching] = objectives[*key, objective.batching] = made, objective
@@ -349,7 +350,8 @@ def travel_of(text: str | None, algorithm: Algorithm, objective: Objective) -> T
     if text and not (algorithm.any_optimizer and algorithm.model_fields):
         raise ValueError(
             "local layers are for methods whose devices train the model that they are sent; "
-            f"{type(algorithm).__name__} is not one; use a method such as FedAvg, FedBN, FedProx, Ditto or PerMFL"
+            f"{type(algorithm).__name__} is not one; use a method such as FedAvg, FedBN, FedProx, HierFedAvg, Ditto or "
+            "PerMFL"
         )
     travel = Travel.of(objective, text, needed=text != algorithm.local_layers)
     if text and not travel.has_home:

@@ -1,7 +1,8 @@
-"""Default fields of methods for the data and models that the papers use, each with its source.
+"""Default fields of methods for the data and models that the papers use and for bundled data, each with its source.
 
 `polytier run` uses these values if neither a flag nor a file sets the field. For other data the defaults of the method
 apply. Rows tuned for a number of gradient steps per round apply only to `polytier compare --steps` with that number.
+Where the table gives pulls but no steps of teams and of the server, these follow from the pulls (`exact_steps`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ MCLR, DNN, CNN, VGG = ("mclr",), ("dnn",), ("cnn-mnist", "cnn-fmnist"), ("vgg",)
 MNISTS = ("mnist", "fashion-mnist")
 HERE = "tuned here by `polytier tune`; how: docs/methods.md"
 CHOSEN = "chosen here, not searched for"
+DEMO = "tuned here by benchmarks/demo.py"
+BUNDLED = "tuned here by benchmarks/bundled_defaults.py"
+SHARED_OUT = "chosen here on validation data: see docs/methods.md"
 HALF = "sFedHP, Tables II-VII: 0.1 and 0.5 were tried, 0.5 was better throughout"
 
 
@@ -67,6 +71,31 @@ TUNED = {
     "validation": {"device_lr": 0.27, "temperature": 0.053, "candidates": 4},
     "demlearn": {"device_lr": 0.27, "device_pull": 0.0034, "mix": 0.95},
 }
+
+# the bundled digits: 40 devices with 2 labels each, 4 teams
+DIGITS = {
+    "permfl": {"device_lr": 0.54, "device_pull": 0.014, "team_pull": 0.012},
+    "local": {"device_lr": 0.086},
+    "fedavg": {"device_lr": 2.5},
+    "fedavg-ft": {"device_lr": 0.56, "tune_lr": 0.79},
+    "hier-fedavg": {"device_lr": 5.4},
+    "ditto": {"device_lr": 0.18, "personal_lr": 0.64, "device_pull": 0.061},
+}
+
+# the bundled digits at four sites: 60 devices
+SITES = {
+    "local": {"device_lr": 2.7},
+    "fedavg": {"device_lr": 1.2},
+    "fedavg-ft": {"device_lr": 0.8, "tune_lr": 0.75},
+    "hier-fedavg": {"device_lr": 2.7},
+    "ditto": {"device_lr": 1.2, "personal_lr": 0.44, "device_pull": 0.06},
+    "permfl": {"device_lr": 1.2, "device_pull": 0.015, "team_pull": 0.002},
+}
+
+# how 20 gradients per round are shared out; a round of 100 gradients counts as five
+LONG = {"device_steps": 20, "team_rounds": 5}
+DIGITS_STEPS = {"permfl": LONG, "hier-fedavg": {"device_steps": 5, "team_rounds": 4}}
+SITES_STEPS = {"permfl": LONG, "hier-fedavg": LONG}
 
 TABLE = (
     # PerMFL
@@ -166,6 +195,11 @@ TABLE = (
         "CoBo, Appendix B",
     ),
     Row(("fc",), ("cifar-100",), ("resnet9",), {"device_lr": 0.05}, "CoBo, Appendix B"),
+    # bundled data
+    *(Row((name,), ("digits",), MCLR, fields, BUNDLED) for name, fields in DIGITS.items()),
+    *(Row((name,), ("digits-sites",), MCLR, fields, DEMO) for name, fields in SITES.items()),
+    *(Row((name,), ("digits",), MCLR, fields, SHARED_OUT, steps=20) for name, fields in DIGITS_STEPS.items()),
+    *(Row((name,), ("digits-sites",), MCLR, fields, SHARED_OUT, steps=20) for name, fields in SITES_STEPS.items()),
     # the comparison on MNIST
     *(Row((name,), ("mnist",), MCLR, fields, HERE, steps=20) for name, fields in TUNED.items()),
     Row(("cobo",), ("mnist",), MCLR, {"device_lr": 0.05, "device_pull": 0.01}, CHOSEN, steps=20),

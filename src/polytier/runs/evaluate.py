@@ -17,16 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polytier.data import IGNORED
 from polytier.data.federation import SPLITS
 from polytier.method.algorithm import Algorithm
 from polytier.method.call import Call, Clock
 from polytier.method.context import Context
 from polytier.method.local_problem import LocalProblem
 from polytier.method.travel import OF_STATISTICS, STATISTICS
-from polytier.models.metrics import LOSS, Metric
-from polytier.stack.rows import Rows, as_dict, cat_rows
+from polytier.models.metrics import LOSS, TOKENS, Metric
+from polytier.stack.rows import Answered, Rows, as_dict, cat_rows
 
 PUBLISHED = "published."
+TOKEN_LOSS = "token_loss"  # sums of the loss per token
 CHUNK = 128  # samples per device in one forward pass
 HELD = 16 << 20  # limit in bytes of outputs kept for metrics per device; a single device, or sample, may exceed it
 LARGE = 1 << 16  # bytes of one sample's outputs from which the limit holds for every forward pass
@@ -66,7 +68,12 @@ class Evaluation:
         if known.per == "device":
             return np.where(count > 0, self.values[model, split][metric], np.nan)
         sums = self.sums[model, split][summed(known)]
-        return known.finished(np.where(count > 0, sums / np.maximum(count, 1), np.nan))
+        number = self.number(known, model, split)
+        return known.finished(np.where(number > 0, sums / np.maximum(number, 1), np.nan))
+
+    def number(self, metric: Metric, model: str, split: str) -> np.ndarray:
+        """[n] what the sums of a metric are divided by: the number of samples, or of tokens."""
+        return self.sums[model, split][TOKENS] if metric.per == "token" else self.counts[split]
 
     def summary(self, model: str, split: str = "test") -> dict[str, float | None]:
         """The mean loss of a model, and for each metric its mean over devices and more (`figures_of`)."""
@@ -82,8 +89,11 @@ class Evaluation:
             elif len(there):
                 result |= figures_of(metric, there)
                 if metric.per != "device":  # the value over all samples cannot be computed from one value per device
-                    total = self.sums[model, split][summed(metric)].sum() / self.counts[split].sum()
+                    number = self.number(metric, model, split).sum()
+                    total = self.sums[model, split][summed(metric)].sum() / number
                     result[f"{metric.name}_pooled"] = float(metric.finished(total))
+                    if metric.per == "token":
+                        result[f"{metric.name}_tokens"] = int(number)
             if undefined:
                 result.setdefault(metric.name, None)
                 result[f"{metric.name}_undefined"] = undefined
@@ -110,7 +120,7 @@ def figures_of(metric: Metric, values: np.ndarray) -> dict[str, float | None]:
 
 def summed(metric: Metric) -> str:
     """The name under which the sums of a metric are stored; a metric of the loss uses those of the loss."""
-    return LOSS.name if metric.per == "loss" else metric.name
+    return {"loss": LOSS.name, "token": TOKEN_LOSS}.get(metric.per, metric.name)
 
 
 def metrics_of(context: Context) -> tuple[Metric, ...]:
@@ -166,6 +176,8 @@ def measure(algorithm: Algorithm, rows: dict[str, Tensor], local: LocalProblem) 
 def columns(metrics: Sequence[Metric]) -> list[tuple[str, str]]:
     """The columns (kind, metric) of a device's answer: sums over samples, then value and validity per metric."""
     summed_up = [("sum", LOSS.name), *(("sum", metric.name) for metric in metrics if metric.per == "sample")]
+    if any(metric.per == "token" for metric in metrics):
+        summed_up += [("sum", TOKEN_LOSS), ("sum", TOKENS)]
     return summed_up + [(kind, m.name) for m in metrics if m.per == "device" for kind in ("value", "defined")]
 
 
@@ -241,7 +253,8 @@ def measure_rows(
     context = local._context
     sampled = [metric for metric in context.metrics if metric.per == "sample"]
     of_device = [metric for metric in context.metrics if metric.per == "device"]
-    total = {name: torch.zeros(len(local.ids), 1 + len(sampled), dtype=torch.float64) for name in models}
+    by_token = any(metric.per == "token" for metric in context.metrics)
+    total = {name: torch.zeros(len(local.ids), 1 + len(sampled) + 2 * by_token, dtype=torch.float64) for name in models}
     held = {name: [Held() for _ in local.ids] if of_device else [] for name in models}
     start, end = (b[local.rows] for b in context.batches.federation.span(split))
     chunk = chunk_of(context)
@@ -255,6 +268,9 @@ def measure_rows(
                 flat = outputs.flatten(0, 1)
                 values = [metric(flat, targets).reshape(inside.shape) for metric in sampled]
                 losses = context.objective.sample_losses(outputs, group.y)
+                if by_token:
+                    number = (group.y != IGNORED).flatten(2).sum(2) if group.y.ndim > 2 else torch.ones_like(group.y)
+                    values += [losses.double() * number, number]
                 sums = [torch.where(inside, v, 0).double().sum(1) for v in (losses, *values)]
                 total[name][group.rows] += torch.stack(sums, 1).cpu()
                 for k, place in enumerate(torch.arange(len(local.ids))[group.rows].tolist() if of_device else ()):
@@ -288,7 +304,7 @@ class Held:
         return torch.tensor(found, dtype=torch.float64)
 
 
-def ask_devices(context: Context, state: Rows, round_: int, program: Any) -> Iterator[dict[str, Tensor]]:
+def ask_devices(context: Context, state: Rows, round_: int, program: Any) -> Iterator[Any]:
     """Run a program of this module on all devices, in the order of the topology, without changes or traffic."""
     rows, sender = shared_rows(context, state)
     everyone = torch.arange(context.topology.size(context.topology.leaf))
@@ -301,7 +317,7 @@ def evaluate(context: Context, state: Rows, round_: int) -> Evaluation:
     """Evaluate all kinds of models on all devices."""
     sums: dict[tuple[str, str], dict[str, np.ndarray]] = {}
     values: dict[tuple[str, str], dict[str, np.ndarray]] = {}
-    measured = as_dict(cat_rows(list(ask_devices(context, state, round_, measure))))
+    present, measured = answers_of(context, ask_devices(context, state, round_, measure))
     for key, answer in measured.items():
         model, split = key.rsplit(".", 1)
         found = {column: answer[:, k].numpy() for k, column in enumerate(columns(context.metrics))}
@@ -312,8 +328,23 @@ def evaluate(context: Context, state: Rows, round_: int) -> Evaluation:
             if kind == "value"
         }
     bounds = context.batches.federation.bounds[context.topology.order]
-    counts = {s: (bounds[:, k + 1] - bounds[:, k]).numpy() for k, s in enumerate(SPLITS)}
+    counts = {s: ((bounds[:, k + 1] - bounds[:, k]) * present).numpy() for k, s in enumerate(SPLITS)}
     return Evaluation(counts, sums, values, context.metrics)
+
+
+def answers_of(context: Context, pieces: Iterator[Rows | Answered]) -> tuple[Tensor, dict[str, Tensor]]:
+    """[n] which devices answered, and the fields of their answers [n, ...] with zeros for those that did not."""
+    n, whose, found = context.topology.size(context.topology.leaf), [], []
+    for piece in pieces:
+        if isinstance(piece, Answered):
+            whose.append(piece.which)
+        found.append(piece.rows if isinstance(piece, Answered) else piece)
+    if not whose:
+        return torch.full((n,), bool(found)), as_dict(cat_rows(found)) if found else {}
+    which, rows = torch.cat(whose), as_dict(cat_rows(found))
+    present = torch.zeros(n, dtype=torch.bool)
+    present[which] = True
+    return present, {k: v.new_zeros((n, *v.shape[1:])).index_copy(0, which, v) for k, v in rows.items()}
 
 
 def personal_models(context: Context, state: Rows, round_: int) -> dict[str, Tensor]:

@@ -110,7 +110,10 @@ class RunSpec(BaseModel):
 
     algorithm: str = setting("permfl", "the method; see `polytier list algorithms`", "method", per_model=True)
     data: str = setting(
-        "digits", "a data set by name, your own FILE.npz, or a folder (`data pack`)", "data", per_model=True
+        "digits",
+        "a data set by name, your own FILE.npz, text:FOLDER, or a folder (`data pack`)",
+        "data",
+        per_model=True,
     )
     data_dir: str | None = setting(
         None, "where the files of the data set are: DIR, DIR/NAME and DIR/raw are searched", "data", per_model=True

@@ -12,8 +12,8 @@ from polytier.data.sources.source import Source
 from polytier.data.teams import blocks
 
 NUM_SITES = 4  # one for each quarter turn
-MIX = 0.5  # parameter of the Dirichlet distribution
-FEWEST = 20  # images per device
+MIX = 0.3  # parameter of the Dirichlet distribution
+FEWEST = 15  # images per device
 SITES = 0xB3  # random numbers of the sites have a key of their own
 
 
@@ -28,11 +28,12 @@ def digits(data_dir: Path | None = None) -> Source:
     return Source(x, table[:, -1].astype(np.int64), 10)
 
 
-def digits_at_sites(data_dir: Path | None = None, num_devices: int = 40, seed: int = 0) -> Source:
+def digits_at_sites(data_dir: Path | None = None, num_devices: int = 60, seed: int = 0) -> Source:
     """The bundled digits at four sites that turn them by 0, 1, 2 or 3 quarters; each device has its own mix of digits.
 
     Every image belongs to one device. The sites are the teams. The images of each digit are divided among the devices
-    in proportions drawn from Dirichlet(0.5), so that devices differ in their digits and in the number of images.
+    in proportions drawn from Dirichlet(0.3), so that devices differ in their digits and in the number of images: with
+    60 devices each has 30 on average.
     """
     images = digits(data_dir)
     given = dirichlet(images.y, num_devices, np.random.default_rng([seed, SITES]), alpha=MIX, minimum=FEWEST)
