@@ -89,6 +89,14 @@ def export(
             help="model.safetensors: parameters; model.pt2: a program for torch; model.onnx: for ONNX runtimes.",
         ),
     ],
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="whole: all parameters; parts: those that were trained; peft: an adapter folder, for LoRA.",
+        ),
+    ] = "whole",
     device: Device = None,
     team: Team = None,
     everywhere: Everywhere = False,
@@ -99,5 +107,5 @@ def export(
     run, row, owner = load_model(folder, device, team, everywhere, of, trust)
     from polytier.runs import export as files
 
-    files.export(run, row, out, owner)
-    say(f"the model of {owner} is in {out}")
+    what = files.export(run, row, out, owner, form)
+    say(f"the model of {owner} is in {out}" + ("" if what == "the model" else f": {what}"))

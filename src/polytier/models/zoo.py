@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from polytier._text import bind
 from polytier.models.language import gpt, lstm
 from polytier.models.own_code import exists, load
+from polytier.models.pretrained import from_transformers, load_weights
 
 
 def chain(**layers: nn.Module) -> nn.Sequential:
@@ -177,8 +178,15 @@ def num_features(body: nn.Module, inputs: tuple[int, ...]) -> int:
         return body(torch.zeros(1, *inputs)).shape[1]
 
 
+def hf(inputs: tuple[int, ...], num_outputs: int, *, path: str = "") -> nn.Module:
+    """A causal language model of Transformers, for text. path: its folder (safetensors) or a .gguf file."""
+    if not path:
+        raise ValueError("model hf needs a path: hf:FOLDER or hf:FILE.gguf")
+    return from_transformers(inputs, num_outputs, path)
+
+
 # models of sequences of tokens: factories (inputs, num_outputs) with inputs (T,) and the number of tokens
-LANGUAGE_MODELS: dict[str, Callable[..., nn.Module]] = {"gpt": gpt, "lstm": lstm}
+LANGUAGE_MODELS: dict[str, Callable[..., nn.Module]] = {"gpt": gpt, "lstm": lstm, "hf": hf}
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mclr": mclr,
@@ -200,7 +208,8 @@ def make_model(
     """The model of a name, with its first parameters.
 
     Args:
-        text: "name", "name:arguments" (see `MODELS`) or "package.module:factory".
+        text: "name", "name:arguments" (see `MODELS`) or "package.module:factory", which may be followed by
+            ",weights=FILE.safetensors".
         inputs: The shape of one sample.
         num_classes: None if the targets are not classes.
         seed: Determines the first parameters; torch's global generator is not changed.
@@ -216,8 +225,10 @@ def make_model(
         Linear(in_features=8, out_features=2, bias=True)
     """
     head, colon, _ = text.partition(":")
+    weights = None
     if colon and head not in MODELS and exists(head):
-        factory, arguments = user_factory(text), {}
+        name, _, weights = text.partition(",weights=")
+        factory, arguments = user_factory(name), {}
     else:
         name, factory, arguments = bind(text, MODELS, "model")
         if name == ("mclr" if num_classes is None else "linear"):
@@ -227,7 +238,10 @@ def make_model(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
-            return checked(text, factory(tuple(inputs), num_classes, **arguments))
+            made = checked(text, factory(tuple(inputs), num_classes, **arguments))
+            if weights:
+                load_weights(made, weights)
+            return made
         except (TypeError, RuntimeError, LookupError, AttributeError) as error:
             call = f"factory({tuple(inputs)}, {num_classes})"
             raise ValueError(

@@ -46,6 +46,7 @@ from polytier.runs.methods import (
 from polytier.runs.model_specs import RULES, OneOrEach, completed, given_specs, model_specs, one_each, own_fields
 from polytier.runs.sample_check import check_kinds, check_tokens, predicts_outputs, try_loss_and_metrics
 from polytier.runs.spec import PYTHON, RunSpec, read_teams
+from polytier.stack.dropout import check_dropout
 from polytier.stack.objective import BATCHINGS, Objective, choose_batching
 from polytier.stack.optimizers import LocalOptimizer
 from polytier.tree.participation import Participation
@@ -173,6 +174,7 @@ def assemble(
         methods = {name: method_of(each) for name, each in specs.items()}
     else:
         methods = dict(algorithm.parts() or {"": algorithm})
+    specs = {name: each.replace(model=absolute_model(each.model)) for name, each in specs.items()}
     check_device(spec.on)
     federations, specs = make_data(specs, one_each("federation", federation, methods))
     modules, losses = one_each("model", model, methods), one_each("loss", loss, methods)
@@ -260,6 +262,15 @@ def absolute_file(rule: float | str) -> float | str:
     """The participation rule with the path of its file made absolute."""
     kind, colon, path = rule.partition(":") if isinstance(rule, str) else ("", "", "")
     return f"{kind}:{Path(path).expanduser().resolve()}" if colon and kind in ("table", "schedule") else rule
+
+
+def absolute_model(text: str) -> str:
+    """The name of a model with the path of its file made absolute, so that config.toml can be used elsewhere."""
+    for start in ("hf:path=", "hf:"):
+        if text.startswith(start):
+            return f"hf:{Path(text.removeprefix(start)).expanduser().resolve()}"
+    name, weights, path = text.partition(",weights=")
+    return f"{name}{weights}{Path(path).expanduser().resolve()}" if weights else text
 
 
 def make_context(
@@ -373,6 +384,7 @@ def make_objective(
         share=named,
     )
     batches = Batches(federation, spec.seed, objective.dtype, spec.on, bool(objective.dropouts))
+    check_dropout(objective.module, batches.example())
     if tried is not None:
         try_loss_and_metrics(objective, batches, tried)
     if spec.batching is None:

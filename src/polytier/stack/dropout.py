@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from polytier.tree import random
+
+# functions that drop by a number: its name and its place among the arguments
+LAYERS = (functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d, torch.dropout)
+OTHERS = (functional.alpha_dropout, functional.feature_alpha_dropout, torch.alpha_dropout, torch.feature_dropout)
+BY_NUMBER: dict[Any, tuple[str, int]] = dict.fromkeys((*LAYERS, *OTHERS), ("p", 1))
+BY_NUMBER[functional.scaled_dot_product_attention] = ("dropout_p", 4)
 
 
 class KeyedDropout(nn.Module):
@@ -41,3 +51,51 @@ def key_dropouts(module: nn.Module) -> list[KeyedDropout]:
                 found.append(KeyedDropout(child.p, len(found), not isinstance(child, nn.Dropout)))
                 setattr(parent, name, found[-1])
     return found
+
+
+class Watch(TorchFunctionMode):
+    """Notes the functions that are called with a probability of dropout above 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in BY_NUMBER:
+            name, place = BY_NUMBER[func]
+            p = kwargs.get(name, args[place] if len(args) > place else 0.0 if name == "dropout_p" else 0.5)
+            on = name == "dropout_p" or kwargs.get("training", args[2] if len(args) > 2 else True)
+            if isinstance(p, int | float) and p > 0 and on:
+                self.found.add(f"{func.__name__} with {name} = {p:g}")
+        return func(*args, **kwargs)
+
+
+def check_dropout(module: nn.Module, inputs: Tensor) -> None:
+    """Raise an error if the module would draw dropout masks from torch's generator in training.
+
+    Args:
+        module: A module in evaluation mode whose dropout layers have been replaced by `key_dropouts`.
+        inputs: [B, ...] some inputs.
+
+    Raises:
+        ValueError: It gives a probability to a function, or to a recurrent layer, which cannot be keyed.
+    """
+    recurrent = [part for part in module.modules() if isinstance(part, nn.RNNBase) and part.dropout > 0]
+    watch = Watch()
+    watch.found |= {f"{type(part).__name__} with dropout = {part.dropout:g}" for part in recurrent}
+    if not recurrent:
+        normal = [part for part in module.modules() if not isinstance(part, nn.modules.batchnorm._BatchNorm)]
+        try:
+            for part in normal:
+                part.training = True
+            with torch.no_grad(), watch:
+                module(inputs)
+        finally:
+            for part in normal:
+                part.training = False
+    if watch.found:
+        raise ValueError(
+            f"the model uses {', '.join(sorted(watch.found))}: masks that are drawn from torch's generator depend on "
+            "what else is computed; use torch.nn.Dropout layers, which are drawn per sample, or a probability of 0"
+        )

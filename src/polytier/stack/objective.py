@@ -115,6 +115,7 @@ class Objective:
         self.module.eval()  # in training mode other layers would draw from torch's global generator
         self.module.requires_grad_(False)
         self.frozen_size = sum(p.numel() for p in self.frozen.values())
+        self.output_bytes: int | None = None  # of one sample, once it is known
         self._compiled: dict[Any, Callable] = {}
         self._expanded: dict[str, Tensor] = {}  # the frozen parameters as a stack sees them, while it is traced
         self._files: dict[str, tuple[Path, str, list[int]]] = {}  # where other processes find the frozen parameters
