@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from network_tree import data
 from polytier import Federation
+from polytier.engines.network.absences import FILE, Absence, read_absences
 from polytier.engines.network.keys import enrol, make_authority
 from polytier.runs.job import Job, settle
 
@@ -128,6 +129,9 @@ class Processes:
             logs = "\n".join(f"== {name}\n{self.log(name)[-1500:]}" for name in ("server", what))
             assert time.monotonic() < end, f"{what} did not happen\n{logs}"
             time.sleep(0.02)
+
+    def absences(self) -> list[Absence]:
+        return read_absences(self.out / FILE)
 
     def rounds(self) -> int:
         path = self.out / "metrics.jsonl"

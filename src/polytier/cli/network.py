@@ -10,7 +10,7 @@ import typer
 
 from polytier._terminal import Interrupt, loading_torch, say, set_up_logging
 from polytier._text import counted
-from polytier.cli.options import Trust, a_path
+from polytier.cli.options import Trust, a_path, check_code
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings only.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print log messages.")]
@@ -158,6 +158,7 @@ def serve(
     from polytier.runs.job import read_job
 
     read = read_job(job)
+    check_code(read.spec.values(), job, trust)
     folder = out or Path("runs") / job.stem
     with Interrupt() as interrupt:
         program.run_server(read, listen, keys, folder, announce, interrupt)

@@ -20,13 +20,13 @@ from polytier.data.federation import Federation
 from polytier.engines.exchange import Exchange
 from polytier.engines.network.absences import FILE, read_absences, write_absences
 from polytier.engines.network.contents import Limits, as_tensor, from_tensor
-from polytier.engines.network.keys import CERTIFICATE, crypto
+from polytier.engines.network.keys import CERTIFICATE, crypto, tls
 from polytier.engines.network.message import Message, Refused, encode
 from polytier.engines.network.node import Node
 from polytier.engines.network.parent import Parent
 from polytier.engines.network.rehearsal import rehearse
 from polytier.engines.network.versions import NodeMemory, Versions
-from polytier.engines.network.websocket import Uplink, WebSocketHub
+from polytier.engines.network.websocket import Uplink, WebSocketHub, split_address
 from polytier.engines.network.world import read_tree, without_samples
 from polytier.files.lock import FolderLock
 from polytier.files.read import read_json
@@ -44,6 +44,7 @@ from polytier.runs.folder import check_free
 from polytier.runs.job import Job, check_code_names, job_of_parent
 from polytier.runs.launch import advice
 from polytier.runs.loop import Loop
+from polytier.runs.model_specs import model_specs
 from polytier.runs.read_files import CHECKPOINTS
 from polytier.runs.resume import check_settings
 from polytier.runs.write_tensors import pieces
@@ -96,6 +97,10 @@ def run_server(
     Raises:
         Stopped: The run ended before its last round. The message says how to continue.
     """
+    split_address(listen)
+    tls(keys, listens=True)
+    if any(spec.batching is None for spec in model_specs(job.spec).values()):
+        raise ValueError("the job is not settled; run `polytier federation init JOB.toml` first")
     known = folder / NETWORK
     if not known.exists():
         check_free(folder)

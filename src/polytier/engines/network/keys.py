@@ -8,6 +8,7 @@ FOLDER/NODE/                 key.pem, cert.pem, ca.pem: what the node NODE needs
 from __future__ import annotations
 
 import datetime
+import logging
 import os
 import ssl
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 from polytier._errors import missing
 
+log = logging.getLogger("polytier")
 CA_KEY, CA, KEY, CERTIFICATE, REVOKED = "ca.key.pem", "ca.pem", "key.pem", "cert.pem", "revoked.txt"
 CA_DAYS, DAYS = 3650, 398
 SERVER = "server"
@@ -187,6 +189,18 @@ def signed(public: Any, name: str, key: Any, issuer: Any, days: int) -> Any:
 # -- TLS ----------------------------------------------------------------------------------------------
 
 
+class LoggedSocket(ssl.SSLSocket):
+    """A link that is accepted; a handshake that fails is one line in the log."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        try:
+            super().do_handshake(block)
+        except OSError as error:
+            reason = getattr(error, "verify_message", "") or getattr(error, "reason", "") or error
+            log.warning("a link was refused: %s", reason)
+            raise
+
+
 def tls(folder: Path, listens: bool) -> ssl.SSLContext:
     """The settings of TLS of a node: both sides show a certificate of the same authority.
 
@@ -198,6 +212,8 @@ def tls(folder: Path, listens: bool) -> ssl.SSLContext:
         ValueError: A file is missing or cannot be read.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if listens else ssl.PROTOCOL_TLS_CLIENT)
+    if listens:
+        context.sslsocket_class = LoggedSocket
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # names of nodes are checked instead, against the roster
     context.verify_mode = ssl.CERT_REQUIRED

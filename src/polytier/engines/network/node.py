@@ -84,21 +84,20 @@ class Node:
             raise Refused("a message is for another tier")
         part, number = self.context.scope(scope), message.whole("number", least=1)
         whose = {"node": self.address, "number": number}
-        run = {"call": self._call, "measure": self._measure}.get(message.kind)
-        if run is None:
+        programs = {"call": (self._read_call, self._call), "measure": (self._read_measure, self._measure)}
+        if message.kind not in programs:
             raise Refused(f"a message is of the kind {message.kind}")
+        read, run = programs[message.kind]
+        what, heard = read(part, message), message.whole("heard")  # a message that is refused changes nothing
         try:
-            self.versions[scope].go_to(message.whole("heard"))
-            answer = run(part, message)
+            self.versions[scope].go_to(heard)
+            answer = run(part, number, what)
         except Lost as error:
             log.error("%s: %s; restore the folder of this node from a copy", self.address, error)
             return Message("absent", {**whose, "why": "rows lost"})
         except Superseded:
             self.versions[scope].undo()
             return Message("absent", {**whose, "why": "superseded"})
-        except Refused:
-            self.versions[scope].undo()
-            raise
         except Diverged as error:
             self.versions[scope].undo()
             about = [error.round, error.tier, error.nodes[:100], error.why]
@@ -109,16 +108,30 @@ class Node:
             return Message("failed", {**whose, "text": f"{type(error).__name__}: {error}"[:1000]})
         return Message(answer.kind, {**answer.facts, **whose}, answer.tensors)
 
-    def _call(self, part: Context, message: Message) -> Message:
-        """Run a program of the method, and keep the rows that it leaves."""
+    def _read_call(self, part: Context, message: Message) -> tuple[Call, list[int]]:
+        """The call that a message describes, and the calls above it."""
         method, chain = message.fact("method", str), message.fact("chain", list)
         if method not in self.allowed[part.name]:
             raise Refused(f"{method[:60]!r} is no program of {type(part.algorithm).__name__}")
         if not 1 <= len(chain) <= LONGEST_CHAIN or not all(type(n) is int for n in chain):
             raise Refused("a call does not say which calls it is part of")
-        clock = Clock(message.whole("round"), message.whole("call"))
-        call = self._received(part, message, method, clock)
-        versions, number = self.versions[part.name], message.whole("number")
+        count = message.whole("receivers", least=1, most=1 << 16)
+        clock, ids = Clock(message.whole("round"), message.whole("call")), torch.zeros(count, dtype=torch.int64)
+        call = Call(self.tier[part.name], ids, method, clock, {}, torch.arange(count), scope=part.name)
+        rows, _ = unpack_rows(
+            message,
+            lambda field: self.exchange.codec.plain,
+            lambda forms: self.limits.check(form_key(call, DOWN), forms),
+            count,
+        )
+        only = message.tensors.get("only")
+        if only is not None and (only.dtype != torch.bool or only.shape != (len(part.topology.order),)):
+            raise Refused("a call is for devices that are not below")
+        return replace(call, rows=rows, only=only), chain
+
+    def _call(self, part: Context, number: int, what: tuple[Call, list[int]]) -> Message:
+        """Run a program of the method, and keep the rows that it leaves."""
+        (call, chain), versions = what, self.versions[part.name]
         versions.begin(chain)
         if self.parent is not None:
             self.parent.chain = [*chain, number]
@@ -137,30 +150,19 @@ class Node:
         below = {"traffic": traffic_of(part), "absences": as_tensor(absent)}
         return Message("answer", {**facts, "steps": steps}, {**tensors, **below})
 
-    def _received(self, part: Context, message: Message, method: str, clock: Clock) -> Call:
-        """The call that a message describes."""
-        count = message.whole("receivers", least=1, most=1 << 16)
-        ids = torch.zeros(count, dtype=torch.int64)
-        call = Call(self.tier[part.name], ids, method, clock, {}, torch.arange(count), scope=part.name)
-        rows, _ = unpack_rows(
-            message,
-            lambda field: self.exchange.codec.plain,
-            lambda forms: self.limits.check(form_key(call, DOWN), forms),
-            count,
-        )
-        only = message.tensors.get("only")
-        if only is not None and (only.dtype != torch.bool or only.shape != (len(part.topology.order),)):
-            raise Refused("a call is for devices that are not below")
-        return replace(call, rows=rows, only=only)
-
-    def _measure(self, part: Context, message: Message) -> Message:
-        """Run a program of an evaluation, here or at all devices below; nothing is kept."""
+    def _read_measure(self, part: Context, message: Message) -> tuple[str, int, dict[str, Tensor]]:
+        """The program of an evaluation, the round, and the rows sent down."""
         name, round_ = message.fact("program", str), message.whole("round")
         if name not in self.programs:
             raise Refused(f"{name[:60]!r} is no program of an evaluation")
         rows = {k.removeprefix("r:"): v for k, v in message.tensors.items() if k.startswith("r:")}
-        if any(len(value) != 1 or value.ndim < 2 for value in rows.values()):
+        if any(value.ndim < 2 or len(value) != 1 for value in rows.values()):
             raise Refused("an evaluation sends one row of each field")
+        return name, round_, rows
+
+    def _measure(self, part: Context, number: int, what: tuple[str, int, dict[str, Tensor]]) -> Message:
+        """Run a program of an evaluation, here or at all devices below; nothing is kept."""
+        name, round_, rows = what
         if self.parent is not None:
             model = self._own_model(part)
             if model is not None and name == "personal":

@@ -31,6 +31,7 @@ PING, PONG = 15, 45  # seconds: slow links need long ones
 FIRST_MESSAGE = 1 << 20  # largest hello in bytes
 OPEN = 10  # seconds for a handshake, and for a hello
 RETRY = (0.2, 5.0)  # seconds between attempts to dial, at first and at most
+BAD_FRAMES = (1002, 1003, 1007, 1009)  # how a link is closed over which something else than a message came
 BUSY = 64  # messages of a link that may wait
 QUIET = logging.getLogger("polytier.websockets")  # what the library reports about single connections
 QUIET.setLevel(logging.CRITICAL)
@@ -208,8 +209,9 @@ class WebSocketHub:
     def _follow(self, socket: Any) -> None:
         """The thread of a link: it greets, then passes on what comes."""
         link: Link | None = None
+        certificate, serial = peer(socket.socket)
         try:
-            link = self._greet(socket)
+            link = self._greet(socket, certificate, serial)
             while True:
                 data = socket.recv()
                 if link.callable:
@@ -225,21 +227,20 @@ class WebSocketHub:
                     self.gate.ready(link.names, message)
                     self._send_world(link)
         except Refused as error:
-            name = peer(socket.socket)[0] if link is None else link.certificate
-            log.warning("%s was refused: %s", name or "a link without a certificate", error)
+            log.warning("%s was refused: %s", certificate, error)
             try:
                 socket.send(encode(Message("refused", {"text": str(error)[:1000]})))
                 socket.close(1008)
             except Exception as failed:
-                log.debug("%s: %s", name, failed)
+                log.debug("%s: %s", certificate, failed)
         except Exception as error:  # the link was closed, or lost
-            log.debug("link lost: %s", error)
+            ours = getattr(getattr(error, "sent", None), "code", 0) in BAD_FRAMES
+            log.log(logging.WARNING if ours else logging.DEBUG, "%s: link lost: %s", certificate, error)
         finally:
             if link is not None:
                 self._drop(link)
 
-    def _greet(self, socket: Any) -> Link:
-        certificate, serial = peer(socket.socket)
+    def _greet(self, socket: Any, certificate: str, serial: int) -> Link:
         if serial in self._revocations():
             raise Refused("its certificate was revoked")
         hello = decode(socket.recv(timeout=OPEN), FIRST_MESSAGE)
