@@ -1234,3 +1234,10 @@ def test_digits_at_sites_are_the_digits_turned_by_the_site():
     assert np.array_equal(found[np.lexsort(found.T)], wanted[np.lexsort(wanted.T)])  # every image once
     assert np.bincount(turned.device).min() >= 15
     assert [len(np.unique(turned.team[turned.device == device])) for device in range(20)] == [1] * 20
+
+
+def test_what_is_cached_does_not_share_memory_that_moves_to_another_process():
+    federation = build_federation("digits", devices=4)
+    starts, samples = federation.training
+    assert not np.shares_memory(starts, federation.bounds.numpy())
+    assert not np.shares_memory(samples, federation.samples.numpy())

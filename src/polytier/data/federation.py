@@ -240,7 +240,8 @@ class Federation:
     @cached_property
     def training(self) -> tuple[np.ndarray, np.ndarray]:
         """The index of each device's first training sample [n] and the number of them [n], for mini-batches."""
-        return self.bounds[:, 0].numpy(), self.samples.numpy()
+        # copies: a tensor that is sent to another process moves, and an array that shared its memory would dangle
+        return self.bounds[:, 0].numpy().copy(), self.samples.numpy().copy()
 
     @property
     def is_tokens(self) -> bool:
