@@ -34,7 +34,7 @@ from polytier._errors import unknown
 from polytier._text import finite
 from polytier.algorithms.multimodel import MultiModel
 from polytier.data.federation import Federation
-from polytier.data.own import read_arrays
+from polytier.data.own_npz import read_arrays
 from polytier.data.population import Population
 from polytier.data.sources import reading
 from polytier.engines.exchange import Exchange

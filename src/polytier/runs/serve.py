@@ -47,7 +47,7 @@ from polytier.runs.loop import Loop
 from polytier.runs.model_specs import model_specs
 from polytier.runs.read_files import CHECKPOINTS
 from polytier.runs.resume import check_settings
-from polytier.runs.tensors import pieces
+from polytier.runs.write_tensors import pieces
 from polytier.tree.topology import Topology
 
 log = logging.getLogger("polytier")

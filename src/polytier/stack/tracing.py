@@ -22,6 +22,17 @@ aten = torch.ops.aten
 LARGE = 1 << 16
 # (W x^T)^T is used instead of x W^T if W has at most so many times as many rows as x: it takes as long, or half as long
 TURNED = 6
+# torch's own Python functions for common operations: the same kernels, called in half the time of an operator by name
+OF_TORCH = (
+    "_log_softmax.default _log_softmax_backward_data.default add.Tensor bmm.default mul.Tensor neg.default "
+    "permute.default relu.default select.int split_with_sizes.default stack.default sub.Tensor sum.dim_IntList "
+    "transpose.int unsqueeze.default"
+)
+OF_TENSORS = "expand.default new_zeros.default scatter_add_.default view.default"
+FUNCTIONS: dict[str, Callable] = {
+    **{name: getattr(torch, name.partition(".")[0]) for name in OF_TORCH.split()},
+    **{name: getattr(Tensor, name.partition(".")[0]) for name in OF_TENSORS.split()},
+}
 RESHAPING = (aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.unsqueeze.default)
 
 
@@ -48,17 +59,42 @@ def trace(function: Callable, inputs: Sequence[Tensor], pieces: bool = False) ->
     graph = record.graph
     graph.output(record.node_of(found))
     graph.eliminate_dead_code()
+    turned_some = False
     # a graph in which the module itself has operations in place is not simplified
     if not any(schema.is_mutable for schema in map(schema_of, calls(graph)) if schema):
         drop_ones(graph)
         drop_idle(graph)
-        turn_products(graph)
+        turned_some = turn_products(graph)
         add_in_place(graph)
     if pieces:
         take_apart(graph)
     for node in graph.nodes:
         node.meta.clear()  # frees the values of the example
-    return direct(graph, record.constants)
+    run = direct(graph, record.constants)
+    if turned_some and not runs(run, inputs):
+        reshape_views(graph)
+        run = direct(graph, record.constants)
+    return run
+
+
+def runs(graph: Callable, inputs: Sequence[Tensor]) -> bool:
+    """Whether no view in the graph fails: the results of turned products lie otherwise in memory than in the trace."""
+    try:
+        with torch.no_grad():
+            graph(*inputs)
+    except RuntimeError as error:
+        if "view" not in str(error):
+            raise
+        return False
+    return True
+
+
+def reshape_views(graph: Any) -> None:
+    """Let every view copy its argument where that does not lie in memory as a view needs it."""
+    for node in calls(graph):
+        if node.target in (aten.view.default, aten._unsafe_view.default):
+            node.target = aten.reshape.default
+    graph.lint()
 
 
 class Record(TorchDispatchMode):
@@ -73,6 +109,11 @@ class Record(TorchDispatchMode):
         self.nodes: dict[int, torch.fx.Node] = {}  # by the id of the tensor, which `meta` keeps alive
         for k, tensor in enumerate(inputs):
             self.know(tensor, self.graph.placeholder(f"input_{k}"))
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled, so torch need not import torch._dynamo, which takes as long as importing torch."""
+        return False
 
     def know(self, value: Tensor, node: torch.fx.Node) -> None:
         """Remember that this node gave this tensor."""
@@ -117,8 +158,9 @@ def direct(graph: Any, constants: Any) -> Callable:
     names = dict(code.globals)
 
     def named(match: re.Match) -> str:
-        name = "_".join(match.groups())
-        names[name] = reduce(getattr, match.groups(), torch.ops)._op
+        library, *operation = match.groups()
+        name, known = "_".join(match.groups()), FUNCTIONS.get(".".join(operation)) if library == "aten" else None
+        names[name] = known or reduce(getattr, match.groups(), torch.ops)._op
         return f"{name}("
 
     exec(re.sub(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)\(", named, code.src), names)
@@ -177,12 +219,16 @@ def drop_idle(graph: Any) -> None:
     graph.eliminate_dead_code()
 
 
-def turn_products(graph: Any) -> None:
+def turn_products(graph: Any) -> bool:
     """Compute x W^T as (W x^T)^T, and products e^T W of the backward pass likewise.
 
     With ten classes this takes half the time. It is not done if W has many more rows than x. The gradient of a weight
     keeps the layout it has in the row.
+
+    Returns:
+        Whether there was such a product.
     """
+    found = False
     for node in calls(graph):
         if node.target is not aten.bmm.default or value(node).shape[2] > TURNED * value(node).shape[1]:
             continue
@@ -194,7 +240,9 @@ def turn_products(graph: Any) -> None:
             back = graph.call_function(aten.transpose.int, (product, 1, 2))
         back.meta["val"] = value(node)
         node.replace_all_uses_with(back)
+        found = True
     graph.eliminate_dead_code()
+    return found
 
 
 def turned(graph: Any, node: Any) -> Any:
