@@ -73,7 +73,7 @@ def test_every_layout_has_the_same_bits(federation, batching):
     method = PerMFL(device_lr=0.1, device_steps=2, team_rounds=2)
     first = train(method, federation, "dnn:12", **settings)
     for more in ({"tile": 1}, {"tile": 4}, {"engine": "loopback"}, {"workers": 2}):
-        other = train(method, federation, "dnn:12", **settings, **more)
+        other = train(method, federation, "dnn:12", **{**settings, **more})
         assert torch.equal(first.personal, other.personal), more  # type: ignore[arg-type]
 
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from polytier.data.batches import Batch, Group, share_of_batch
 from polytier.models import zoo as models
 from polytier.models.trainable import Trainable
-from polytier.stack.objective import BATCHINGS, KeyedDropout, Objective, choose_batching, columns
+from polytier.stack.dropout import KeyedDropout
+from polytier.stack.objective import BATCHINGS, Objective, choose_batching, columns
 
 DOUBLE = torch.float64
 HEAD = Trainable.parse("head")

@@ -618,3 +618,16 @@ def test_what_depends_on_the_data_is_not_traced():
     with pytest.raises(TypeError, match="depend on the data"):
         graphs.trace(lambda x: x if bool(x.sum() > 0) else -x, (torch.ones(2),))
     assert choose_batching(objective, batch_of((5, 5))) == "eager"
+
+
+def test_a_view_of_a_turned_product_is_a_reshape():
+    """Traced from x W^T, whose result is contiguous, and run as (W x^T)^T, whose result is not: the view then fails."""
+    module = nn.Sequential(nn.Linear(4, 3), nn.Flatten(1), nn.Linear(15, 2))  # [B, 5, 4] -> [B, 15] -> [B, 2]
+    stacked, eager = (Objective(module, dtype=DOUBLE, batching=batching) for batching in ("stacked", "eager"))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 6, 5, 4, generator=generator, dtype=DOUBLE)
+    weight = torch.full((4, 6), 1 / 6, dtype=DOUBLE)
+    batch = Batch([Group(slice(None), x, torch.randint(0, 2, (4, 6), generator=generator), weight)], 4)
+    theta = stacked.initial + 0.1 * torch.randn(4, stacked.dimension, generator=generator, dtype=DOUBLE)
+    torch.testing.assert_close(stacked.grad(theta, batch), eager.grad(theta, batch), rtol=0, atol=1e-12)
+    assert choose_batching(stacked, batch) == "stacked"

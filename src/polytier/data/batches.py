@@ -166,6 +166,11 @@ class Batches:
         sizes = torch.full_like(rows, size) if isinstance(size, int) else size
         return Walk(self, rows, drawn, sizes, stream)
 
+    def example(self) -> Tensor:
+        """[1, ...] the inputs of one training sample, as models get them."""
+        most = self.federation.samples.argmax().reshape(1)
+        return self.whole(most, "train", 1).groups[0].x[0]
+
     def whole(self, rows: Tensor, split: str = "train", chunk: int | None = None, part: int = 0) -> Batch:
         """All samples of a split as one batch; devices without any are left out.
 

@@ -58,6 +58,9 @@ class LocalProblem(Node):
         """[n] the numbers of these devices in the federation."""
         return self._context.topology.order[self.ids]
 
+    statistics: Tensor | None = None
+    """[n, s] the running statistics of BatchNorm layers, which gradients change; None: the initial ones are used."""
+
     @cached_property
     def _walks(self) -> dict[tuple[int | str, str], Walk]:
         """By batch size and stream: where each device is in its samples."""
@@ -124,13 +127,14 @@ class LocalProblem(Node):
         """
         if not self.quiet:
             self._context.device_steps += len(theta)
-        return self._context.objective.grad(theta, self.batch() if batch is None else batch, loss, extra)
+        batch = self.batch() if batch is None else batch
+        return self._context.objective.grad(theta, batch, loss, extra, self.statistics)
 
     def grad_pieces(self, theta: Tensor, batch: Batch | None = None) -> Iterator[tuple[Tensor | slice, list[Piece]]]:
         """The same gradients for some rows at a time and by parameter, for the solvers (`Objective.grad_pieces`)."""
         if not self.quiet:
             self._context.device_steps += len(theta)
-        return self._context.objective.grad_pieces(theta, self.batch() if batch is None else batch)
+        return self._context.objective.grad_pieces(theta, self.batch() if batch is None else batch, self.statistics)
 
     def loss(
         self, theta: Tensor, batch: Batch | None = None, loss: Callable | None = None, extra: tuple = ()
@@ -139,8 +143,9 @@ class LocalProblem(Node):
 
         `loss` and `extra` are those of `grad`.
         """
-        return self._context.objective.loss(theta, self.full() if batch is None else batch, loss, extra)
+        batch = self.full() if batch is None else batch
+        return self._context.objective.loss(theta, batch, loss, extra, self.statistics)
 
     def apply(self, theta: Tensor, inputs: Tensor) -> Tensor:
         """[n, B, ...] the outputs of the models theta [n, d] on inputs [n, B, ...]."""
-        return self._context.objective.outputs(theta, inputs)
+        return self._context.objective.outputs(theta, inputs, self.statistics)

@@ -31,6 +31,7 @@ from polytier.method.children import Children
 from polytier.method.context import Context
 from polytier.method.memory import Memory
 from polytier.method.parameters import check_fit
+from polytier.method.travel import Travel
 from polytier.models.losses import Loss, default_loss
 from polytier.models.metrics import Asked, Metric, resolve_metrics
 from polytier.models.trainable import Trainable
@@ -45,6 +46,7 @@ from polytier.runs.methods import (
 from polytier.runs.model_specs import RULES, OneOrEach, completed, given_specs, model_specs, one_each, own_fields
 from polytier.runs.sample_check import check_kinds, check_tokens, predicts_outputs, try_loss_and_metrics
 from polytier.runs.spec import PYTHON, RunSpec, read_teams
+from polytier.stack.dropout import check_dropout
 from polytier.stack.objective import BATCHINGS, Objective, choose_batching
 from polytier.stack.optimizers import LocalOptimizer
 from polytier.tree.participation import Participation
@@ -172,6 +174,7 @@ def assemble(
         methods = {name: method_of(each) for name, each in specs.items()}
     else:
         methods = dict(algorithm.parts() or {"": algorithm})
+    specs = {name: each.replace(model=absolute_model(each.model)) for name, each in specs.items()}
     check_device(spec.on)
     federations, specs = make_data(specs, one_each("federation", federation, methods))
     modules, losses = one_each("model", model, methods), one_each("loss", loss, methods)
@@ -261,6 +264,15 @@ def absolute_file(rule: float | str) -> float | str:
     return f"{kind}:{Path(path).expanduser().resolve()}" if colon and kind in ("table", "schedule") else rule
 
 
+def absolute_model(text: str) -> str:
+    """The name of a model with the path of its file made absolute, so that config.toml can be used elsewhere."""
+    for start in ("hf:path=", "hf:"):
+        if text.startswith(start):
+            return f"hf:{Path(text.removeprefix(start)).expanduser().resolve()}"
+    name, weights, path = text.partition(",weights=")
+    return f"{name}{weights}{Path(path).expanduser().resolve()}" if weights else text
+
+
 def make_context(
     spec: RunSpec,
     name: str,
@@ -316,6 +328,7 @@ def make_context(
         hold=hold,
         module=module,
         optimizer=optimizer_of(spec.optimizer, algorithm),
+        travel=travel_of(spec.local_layers, algorithm, objective),
     )
 
 
@@ -329,6 +342,24 @@ def optimizer_of(text: str, algorithm: Algorithm) -> LocalOptimizer:
             "for all steps and set any_optimizer = True)"
         )
     return optimizer
+
+
+def travel_of(text: str | None, algorithm: Algorithm, objective: Objective) -> Travel:
+    """What of a model stays at the devices; an error if the method cannot leave layers there."""
+    text = text or algorithm.local_layers
+    if text and not (algorithm.any_optimizer and algorithm.model_fields):
+        raise ValueError(
+            "local layers are for methods whose devices train the model that they are sent; "
+            f"{type(algorithm).__name__} is not one; use a method such as FedAvg, FedBN, FedProx, Ditto or PerMFL"
+        )
+    travel = Travel.of(objective, text, needed=text != algorithm.local_layers)
+    if text and not travel.has_home:
+        log.warning(
+            "no parameter of the model matches %s, so that %s is FedAvg here; name its normalisation layers bn, choose "
+            "layers with --local-layers PATTERN, or use resnet9:norm=batch",
+            *(text, type(algorithm).__name__),
+        )
+    return travel
 
 
 def make_objective(
@@ -352,6 +383,7 @@ def make_objective(
         share=named,
     )
     batches = Batches(federation, spec.seed, objective.dtype, spec.on, bool(objective.dropouts))
+    check_dropout(objective.module, batches.example())
     if tried is not None:
         try_loss_and_metrics(objective, batches, tried)
     if spec.batching is None:

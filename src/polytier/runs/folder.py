@@ -231,6 +231,8 @@ def write_collaboration(folder: Path, run: Run) -> None:
 def write_models(folder: Path, run: Run) -> None:
     """Write {personal,team,global}.safetensors: one tensor per trained parameter, its first axis is the nodes.
 
+    Running statistics of BatchNorm layers that train are beside them.
+
     Frozen parameters are not in the files. Their digest is, so that `Run.load` can compare them with the given model.
     """
     make_folder(folder)
@@ -240,7 +242,8 @@ def write_models(folder: Path, run: Run) -> None:
     meta = {"inputs": about, **({"frozen": frozen} if frozen else {})}
     for kind, rows in ((kind, run.rows(kind)) for kind in KINDS):
         if rows is not None:
-            parameters = run.context.objective.parameters(rows)
+            objective = run.context.objective
+            parameters = {**objective.parameters(rows), **objective.statistics(run.statistics.get(kind))}
             content = pieces(parameters, ids=json.dumps(ids[kind].tolist()), **meta)
             write_bytes(folder / f"{kind}.safetensors", content)
 

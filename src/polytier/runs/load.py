@@ -159,6 +159,7 @@ def load_model(
         name=name,
         population=population,
     )
+    statistics = {kind: flat_statistics(objective, found[0]) for kind, found in parts.items() if objective.norms}
     rows = {kind: flat_rows(objective, *found) for kind, found in parts.items()}
     everywhere = rows.get("global")
     kept = snapshot.state_of(tensors, name) if tensors else {} if everywhere is None else everywhere
@@ -171,7 +172,15 @@ def load_model(
         personal=rows.get("personal"),
         team=rows.get("team"),
         global_=None if everywhere is None else everywhere[0],
+        statistics=statistics,
     )
+
+
+def flat_statistics(objective: Objective, parts: dict[str, Tensor]) -> Tensor:
+    """[nodes, s] the running statistics, which are taken out of `parts`."""
+    if not all(name in parts for name in objective.statistic_names):
+        raise ValueError("the saved models have no running statistics of BatchNorm; give the model of that run")
+    return torch.cat([parts.pop(name) for name in objective.statistic_names], 1)
 
 
 def flat_rows(objective: Objective, parts: dict[str, Tensor], ids: np.ndarray) -> Tensor:

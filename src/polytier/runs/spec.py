@@ -137,6 +137,12 @@ class RunSpec(BaseModel):
         "model",
         per_model=True,
     )
+    local_layers: str | None = setting(
+        None,
+        "parameters that stay at the devices, such as *bn*; several patterns are joined by +",
+        "model",
+        per_model=True,
+    )
     devices: int | None = setting(None, "number of devices", "data", shown="40", ge=1, le=MOST)
     teams: str | None = setting(None, "number of teams; 2x4 is two tiers of teams, 0 none", "tree", shown="4")
     partition: str | None = setting(
