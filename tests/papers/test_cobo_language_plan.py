@@ -99,7 +99,7 @@ def test_perplexities_and_improved_clients(tmp_path):
 def test_claims_about_weights_use_the_chosen_round(tmp_path):
     seeds = [weigh(write(tmp_path / f"seed-{k}", 9.0, [9] * 6), 0.8, share) for k, share in enumerate((0.9, 0.6))]
     holds, words = language.same_language([seeds])
-    assert holds
+    assert holds is True  # a number of NumPy could not be written to reproduction.json
     assert words == "lowest and highest by seed: 0.80 and 0.09; 0.80 and 0.06"
     assert language.prefers("ca", "es")([seeds]) == (True, "de: 0.05, es: 0.15")
     assert not language.prefers("ca", "de")([seeds])[0]

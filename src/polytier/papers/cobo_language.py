@@ -274,8 +274,8 @@ def same_language(finished: Finished) -> tuple[bool, str]:
     for weights in map(chosen_weights, finished[0]):
         named, w = languages(weights), weights.dense()
         pairs = [(i, j) for i in range(len(named)) for j in range(len(named)) if i != j]
-        least.append(min(w[i, j] for i, j in pairs if named[i] == named[j]))
-        most.append(max(w[i, j] for i, j in pairs if named[i] != named[j]))
+        least.append(float(min(w[i, j] for i, j in pairs if named[i] == named[j])))
+        most.append(float(max(w[i, j] for i, j in pairs if named[i] != named[j])))
     words = "; ".join(f"{a:.2f} and {b:.2f}" for a, b in zip(least, most, strict=True))
     return min(least) > ALIKE and max(most) < UNLIKE, f"lowest and highest by seed: {words}"
 
