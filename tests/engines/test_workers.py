@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+import polytier
 from polytier import FedAvg, Federation
+from polytier.engines.stacked import Times
 from polytier.engines.workers import Channel, WorkerLost, Workers, WorkerTraceback
 from polytier.runs.loop import make_loop
 from tasks import Forgetful, Locked, after, compute, die, echo, fail, fail_by, meet, remember, samples_of, touch
@@ -310,3 +312,35 @@ def test_free_memory_is_released_every_ten_seconds(monkeypatch):
         now[0] = second
         process_settings.release_memory()
     assert asked == [0, 0]  # at 111 and 122
+
+
+def test_results_need_not_be_copied(workers):
+    expected = [torch.arange(1000.0) * k for k in range(2)]
+    for _ in range(3):
+        found = list(workers.run(((echo, tensor) for tensor in expected), copied=False))
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        assert all(tensor.data_ptr() % 64 == 0 for tensor in found)
+
+
+def test_short_calls_are_computed_where_that_is_faster():
+    times = Times()
+    for seconds in (2.0, 0.03, 0.02, 0.03):
+        assert not times.alone_is_faster()
+        times.note(times.shared, seconds)
+    for seconds in (1.0, 0.01, 0.02, 0.01):
+        assert times.alone_is_faster()  # it is tried
+        times.note(times.alone, seconds)
+    assert times.alone_is_faster()  # and was faster
+    assert not Times([2.0, 0.02, 0.02, 0.02], [1.0, 0.03, 0.03, 0.03]).alone_is_faster()
+    assert not Times([2.0, 0.2, 0.2, 0.2]).alone_is_faster()  # too long to be tried
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_who_computes_a_call_changes_no_bit(monkeypatch, alone):
+    digits = polytier.build_federation("digits", devices=12, teams=2)
+    method = polytier.PerMFL(device_steps=2, team_rounds=2)
+    expected = polytier.train(method, digits, "mclr", rounds=3, workers=1)
+    monkeypatch.setattr(Times, "alone_is_faster", lambda self: alone)
+    found = polytier.train(method, digits, "mclr", rounds=3, workers=2)
+    for model in ("personal", "global_"):
+        assert torch.equal(getattr(found, model), getattr(expected, model))

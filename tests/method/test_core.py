@@ -15,9 +15,9 @@ from polytier.method.memory import Memory
 from polytier.method.parameters import describe_range
 from polytier.runs import checkpoint as checkpoints
 from polytier.runs.loop import make_loop
-from polytier.stack.rows import Answers, fold, pack, starts_of, unpack
+from polytier.stack.rows import Answers, fold, pack, unpack
 from polytier.tree.participation import Participation
-from polytier.tree.topology import nested
+from polytier.tree.topology import nested, starts_of
 
 
 def small(num_devices: int = 4, seed: int = 0) -> Federation:

@@ -10,7 +10,7 @@ import pytest
 
 from plans import check_runs, runs_of
 from polytier.papers import cobo
-from polytier.papers import cobo_readings as read
+from polytier.papers import cobo_values as read
 from polytier.tree.collaboration import FILE, Collaboration, save
 
 FULL = {item.name: item for item in cobo.items("full")}

@@ -6,6 +6,7 @@ import json
 import os
 import runpy
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,10 @@ import pytest
 import torch
 
 from commands import call
+from polytier.runs.assemble import server_of
 from polytier.studies import bench
+from polytier.studies.bench import WORKS as ALL_WORKS
+from polytier.studies.bench_methods import CoBoWork, MFAWork
 from polytier.studies.bench_works import ALPHA, CLASSES, WORKS, HandWritten, Kernels, Work, floats, run_engine
 
 TINY = {
@@ -30,21 +34,25 @@ TINY = {
     )
     for name, work in WORKS.items()
 }
+TINY_METHODS = {
+    "cobo": CoBoWork(5, "dnn:7", (12,), batch=8, batches=1),
+    "cobo80": CoBoWork(8, "dnn:7", (12,), batch=8, batches=1),
+    "mfa": MFAWork(devices=8, num_models=3, steps=2),
+}
 
 
 def global_models(work: Work, rounds: int) -> dict[str, torch.Tensor]:
     """After some rounds, by contender; the kernels with each of their tiles."""
     x, y = work.data()
-    inputs, targets = floats(x), torch.from_numpy(y)
-    found = {"loop": HandWritten(work, inputs, targets).run(rounds)}
+    found = {"loop": work.loop(x, y).run(rounds)}
     with work.engine(work.federation(x, y), workers=1) as training:
-        found["engine"] = run_engine(training, rounds)
-    if work.has_kernels:
-        for tile in (1, 2, 4):
-            kernels = Kernels(work, inputs, targets)
+        run_engine(training, rounds)
+        found["engine"] = work.models(training)
+    for tile in (1, 2, 4):
+        for name, kernels in work.bounds(x, y).items():
             assert tile in kernels.tiles()
             kernels.tile = tile
-            found[f"kernels of {tile}"] = kernels.run(rounds)
+            found[f"{name} of {tile}"] = kernels.run(rounds)
     return found
 
 
@@ -57,9 +65,53 @@ def test_contenders_compute_the_same(name, monkeypatch):
     found = global_models(work, rounds=2)
     engine = found.pop("engine")
     assert (engine - start).abs().max() > 1e-2
-    assert set(found) == ({"loop", "kernels of 1", "kernels of 2", "kernels of 4"} if name != "cnn" else {"loop"})
+    bounds = {f"{kind} of {tile}" for kind in ("kernels", "gathered") for tile in (1, 2, 4)}
+    assert set(found) == ({"loop"} if name == "cnn" else {"loop", *bounds})
     for model in found.values():
         torch.testing.assert_close(model, engine, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", TINY_METHODS)
+def test_loops_of_short_rounds_compute_what_the_engine_computes(name, monkeypatch):
+    work, rounds = TINY_METHODS[name], 5
+    x, y = work.data()
+    by_hand = work.loop(x, y)
+    with work.engine(work.federation(x, y), workers=1) as training:
+        # the same pairs or groups in both: they are drawn at random
+        def pairs():
+            server = server_of(training.context, by_hand.round)
+            drawn = training.algorithm.draw_pairs(server.draw()[0], server)
+            return list(zip(*(side.tolist() for side in drawn), strict=True))
+
+        def groups():
+            group, match = training.algorithm.groups(server_of(training.context, by_hand.round))
+            return [torch.nonzero(group == m).flatten().tolist() for m in match]
+
+        monkeypatch.setattr(
+            by_hand, "pairs" if isinstance(work, CoBoWork) else "groups", pairs if name != "mfa" else groups
+        )
+        loop = by_hand.run(rounds)
+        start = training.context.parts[0].objective.initial
+        run_engine(training, rounds)
+        engine = work.models(training)
+        if isinstance(work, CoBoWork):
+            assert len(training.state["pairs"])  # some pairs were drawn, and their weights have changed
+    assert loop.shape == engine.shape
+    assert (engine - start).abs().max() > 1e-2
+    torch.testing.assert_close(loop, engine, atol=1e-5, rtol=0)
+
+
+def test_hand_written_groups_take_turns_and_pairs_are_drawn_at_random():
+    by_hand, trained = TINY_METHODS["mfa"].loop(*TINY_METHODS["mfa"].data()), [[], [], []]
+    for by_hand.round in range(3):
+        groups = by_hand.groups()
+        assert sorted(chain(*groups)) == list(range(8))  # every device trains one model in a round
+        for devices, group in zip(trained, groups, strict=True):
+            devices += group
+    assert [sorted(devices) for devices in trained] == [list(range(8))] * 3  # and every model once in a frame
+    cobo = TINY_METHODS["cobo80"].loop(*TINY_METHODS["cobo80"].data())
+    drawn = [len(cobo.pairs()) for _ in range(200)]
+    assert 2.5 < sum(drawn) / 200 < 4.5  # 28 pairs, one in eight of them
 
 
 @pytest.mark.parametrize("name", ["common", "permfl"])
@@ -74,9 +126,14 @@ def test_loop_and_kernels_walk_through_the_same_batches(name, monkeypatch):
 
 def test_works_are_those_of_the_docs():
     steps = {name: work.device_steps for name, work in WORKS.items()}
-    assert steps == {"common": 800, "synthetic": 2000, "dnn": 800, "wide": 400, "permfl": 8000, "cnn": 80}
+    short = {"round": 40, "teams": 1200}
+    assert steps == {"common": 800, "synthetic": 2000, "dnn": 800, "wide": 400, "permfl": 8000, "cnn": 80, **short}
     sizes = {name: sum(p.numel() for p in work.module().parameters()) for name, work in WORKS.items()}
-    assert sizes == {"common": 7850, "synthetic": 610, "dnn": 79510, "wide": 494710, "permfl": 7850, "cnn": 421642}
+    assert sizes == {"common": 7850, "synthetic": 610, "dnn": 79510, "wide": 494710, "permfl": 7850, "cnn": 421642} | {
+        "round": 7850,
+        "teams": 7850,
+    }
+    assert {name: ALL_WORKS[name].device_steps for name in TINY_METHODS} == {"cobo": 15, "cobo80": 159, "mfa": 120}
 
 
 def test_peers_get_the_common_work():
@@ -95,27 +152,28 @@ def test_peers_get_the_common_work():
 @pytest.fixture
 def tiny(monkeypatch):
     monkeypatch.setattr(bench, "WORKS", TINY)
-    monkeypatch.setattr(bench, "SECONDS", 0.0)  # a round a measurement
 
 
 def test_table_and_json(tiny, tmp_path):
     threads = torch.get_num_threads()
     file = tmp_path / "bench.json"
-    result = call("bench", "common", "cnn", "common", "--repeat", 2, "--workers", 1, "--json", file)
+    result = call("bench", "common", "cnn", "common", "--repeat", 2, "--workers", 1, "--seconds", 0, "--json", file)
     assert torch.get_num_threads() == threads
     found = json.loads(file.read_text())
     assert set(found) == {"versions", "cores", "threads", "workers", "repeat", "works"}
     assert (found["repeat"], found["workers"]) == (2, 1)
     common, cnn = found["works"]
-    ratios = {"engine_over_loop", "engine_over_kernels"}
-    assert set(common) == {"work", "setting", "engine", "loop", "kernels", *ratios}
-    assert set(cnn) == {"work", "setting", "engine", "loop", *ratios}
+    ratios = {f"engine_over_{other}" for other in ("loop", "kernels", "gathered", "one_worker")}
+    assert set(common) == {"work", "setting", "engine", "loop", "kernels", "gathered", "round_ms", *ratios}
+    assert set(cnn) == {"work", "setting", "engine", "loop", "round_ms", *ratios}
     for work in (common, cnn):
-        for contender in {"engine", "loop", "kernels"} & set(work):
+        for contender in {"engine", "loop", "kernels", "gathered"} & set(work):
             speed = work[contender]
             assert 0 < speed["min"] <= speed["median"] <= speed["max"]
-        assert work["engine_over_loop"] == work["engine"]["median"] / work["loop"]["median"]
-    assert common["engine_over_kernels"] == common["engine"]["median"] / common["kernels"]["median"]
+        assert work["engine_over_loop"] == pytest.approx(work["engine"]["median"] / work["loop"]["median"])
+        assert work["engine_over_one_worker"] == 1
+    for bound in ("kernels", "gathered"):
+        assert common[f"engine_over_{bound}"] == pytest.approx(common["engine"]["median"] / common[bound]["median"])
     assert cnn["engine_over_kernels"] is None
     assert common["setting"]["devices"] == 4
     lines = result.stdout.splitlines()
@@ -127,21 +185,35 @@ def test_all_works_without_a_name_and_with_two_workers(tiny, monkeypatch, tmp_pa
     asked = []
     figures = {"median": 1.0, "min": 1.0, "max": 1.0}
 
-    def measure(work, repeat, workers):
-        asked.append((repeat, workers))
+    def measure(work, repeat, workers, seconds):
+        asked.append((repeat, workers, seconds))
         return {
             "engine": figures,
             "one_worker": figures,
             "loop": figures,
             "engine_over_loop": 1.0,
-            "engine_over_kernels": None,
+            **{f"engine_over_{other}": None for other in ("kernels", "gathered", "one_worker")},
         }
 
     monkeypatch.setattr(bench, "measure", measure)
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     result = call("bench")
-    assert asked == [(5, 3)] * len(WORKS)
+    assert asked == [(5, 3, 1.0)] * len(TINY)
     assert all(name in result.stdout for name in (*WORKS, "one worker"))
+
+
+def test_fixed_cost_is_what_is_left_without_steps(tiny, monkeypatch, tmp_path):
+    took = {"engine": 0.010, "more_steps": 0.018}  # seconds per round: 2 ms per step, so 8 ms besides the only step
+    monkeypatch.setattr(bench, "WORKS", {"teams": replace(TINY["teams"], steps=1)})
+    names = iter(["loop", "kernels", "gathered", "engine", "more_steps"] * 100)
+    monkeypatch.setattr(bench, "calibrate", lambda run, threads, seconds: 1)
+    monkeypatch.setattr(bench, "fastest", lambda kernels: kernels)
+    monkeypatch.setattr(bench, "timed", lambda run, rounds, threads: took.get(next(names), 1.0))
+    file = tmp_path / "bench.json"
+    result = call("bench", "teams", "--repeat", 1, "--workers", 1, "--json", file)
+    (work,) = json.loads(file.read_text())["works"]
+    assert (work["fixed_round_ms"], work["fixed_call_ms"]) == (pytest.approx(8), pytest.approx(4))
+    assert "8.00 ms per round, 4.00 ms per call" in result.stdout
 
 
 def test_bad_input_comes_before_the_measuring(monkeypatch, tmp_path):
@@ -156,7 +228,8 @@ def test_bad_input_comes_before_the_measuring(monkeypatch, tmp_path):
     monkeypatch.setattr("os.access", lambda _, mode: mode != os.W_OK)
     assert "cannot be written" in call("bench", "--json", file, code=2).stderr
     call("bench", "--repeat", 0, code=2)
+    call("bench", "--seconds", -1, code=2)
 
 
 def test_help_names_the_works():
-    assert all(name in call("bench", "--help").stdout for name in WORKS)
+    assert all(name in call("bench", "--help").stdout for name in ALL_WORKS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from polytier.tree import random
 
 UNBOUNDED = 1 << 62  # a batch size that is never reached
 GROW = "grow:"  # how a batch size that grows with the rounds is written
+FEW_SHAPES = 64  # of stacks of full batches, whose weights are kept
 RESHUFFLE = 1024  # samples are shuffled every 1 + k rounds on a device with k times as many
 
 
@@ -73,8 +75,8 @@ def check_batch_size(rule: int | str) -> None:
         raise ValueError(f"batch size is a whole number of at least 1, or grow:A/(B+t); got {short(rule)}")
 
 
-def batch_sizes(rule: int | str, samples: Tensor, round_: int) -> Tensor:
-    """[n] the batch size of each device.
+def batch_sizes(rule: int | str, samples: Tensor, round_: int) -> int | Tensor:
+    """The batch size: one for all devices, or one per device [n].
 
     Args:
         rule: one size for all, or "grow:A/(B+t)": at least the fraction 1 - A/(B+t) of the device's samples.
@@ -84,20 +86,20 @@ def batch_sizes(rule: int | str, samples: Tensor, round_: int) -> Tensor:
     Sizes that grow are rounded up to 32, 64, 128, ...: each size needs a traced graph of its own.
     """
     if isinstance(rule, int):
-        return torch.full_like(samples, rule)
+        return rule
     wanted = (1 - schedule(rule.removeprefix(GROW))(round_)) * samples.double()
     return 2 ** wanted.clamp(min=32).log2().ceil().long()
 
 
-def padded_widths(samples: Tensor, size: Tensor) -> Tensor:
+def padded_widths(samples: np.ndarray, size: np.ndarray) -> np.ndarray:
     """[n] the width to which each device's batch is padded: the batch size or, with fewer samples, 1, 64, 128, 256, ...
 
     There are few different widths, because each one in a tile is computed by itself.
     """
-    least = torch.minimum(samples, size)
+    least = np.minimum(samples, size)
     # the smallest power of 2 that is at least `samples`
-    power = 1 << torch.frexp((samples - 1).double()).exponent.long()
-    return torch.where((samples >= size) | (samples <= 1), least, torch.minimum(size, power.clamp(min=64)))
+    power = 1 << np.frexp((samples - 1).astype(np.float64))[1].astype(np.int64)
+    return np.where((samples >= size) | (samples <= 1), least, np.minimum(size, np.maximum(power, 64)))
 
 
 class Batches:
@@ -124,31 +126,37 @@ class Batches:
     ) -> None:
         self.federation, self.seed, self.dtype = federation, seed, dtype
         self.device, self.keyed = device, keyed
-        self.order = torch.arange(len(federation.x))
-        self.stamp = torch.full((len(federation),), -1)
+        self.order = np.arange(len(federation.x), dtype=np.int64)
+        self.stamp = np.full(len(federation), -1, dtype=np.int64)
         self.keys = random.name_keys(federation.ids)
         self.usual_steps: dict[str, int] = {}  # by stream, the steps of the last walk: so many are prepared at once
+        self._equal_shares: dict[tuple[int, int], Tensor] = {}
+        self._layouts: dict[tuple[bytes, int | bytes], Layout] = {}
+        self._layouts_of = federation
 
     def over(self, federation: Federation) -> Batches:
         """The same settings for other data."""
         return Batches(federation, self.seed, self.dtype, self.device, self.keyed)
 
-    def reshuffle(self, rows: Tensor, round_: int) -> None:
+    def reshuffle(self, rows: np.ndarray, round_: int) -> None:
         """Update the order of these devices' training samples. It depends on the device and the epoch only."""
-        size = self.federation.samples[rows]
+        starts, samples = self.federation.training
+        size = samples[rows]
         epoch = round_ // (1 + size // RESHUFFLE)
         stale = self.stamp[rows] != epoch
-        if not stale.any():
-            return
-        rows, size, epoch = rows[stale], size[stale], epoch[stale]
-        base = random.node_keys(random.key(self.seed, "shuffle"), self.keys[rows])
+        if not stale.all():
+            if not stale.any():
+                return
+            rows, size, epoch = rows[stale], size[stale], epoch[stale]
+        base = random.node_keys(random.key(self.seed, "shuffle"), self.keys.numpy()[rows])
         order = random.shuffled(random.mix(base ^ random.mix(epoch + 1)), size)
-        start = self.federation.bounds[rows, 0].unsqueeze(1)
-        place, order = start + torch.arange(order.shape[1]), start + order
-        if bool((size != order.shape[1]).any()):
-            inside = torch.arange(order.shape[1]) < size.unsqueeze(1)
+        start, slots = starts[rows, None], np.arange(order.shape[1])
+        place = start + slots
+        order += start
+        if int(size.min()) != order.shape[1]:
+            inside = slots < size[:, None]
             place, order = place[inside], order[inside]
-        self.order.index_copy_(0, place.reshape(-1), order.reshape(-1))
+        self.order[place] = order
         self.stamp[rows] = epoch
 
     def walk(self, rows: Tensor, round_: int, call: int, size: int | Tensor, stream: str = "") -> Walk:
@@ -161,10 +169,20 @@ class Batches:
             size: the batch size, one for all devices or one per device [n].
             stream: calls with another stream draw other batches.
         """
-        self.reshuffle(rows, round_)
-        drawn = random.node_keys(random.key(self.seed, "batch", stream, round_, call), self.keys[rows])
-        sizes = torch.full_like(rows, size) if isinstance(size, int) else size
-        return Walk(self, rows, drawn, sizes, stream)
+        devices = rows.numpy()
+        self.reshuffle(devices, round_)
+        drawn = random.node_keys(random.key(self.seed, "batch", stream, round_, call), self.keys.numpy()[devices])
+        return Walk(self, self.layout(devices, size), drawn, stream)
+
+    def layout(self, devices: np.ndarray, size: int | Tensor) -> Layout:
+        """What the walks of these devices have in common. The last ones are kept: in each round they are the same."""
+        key = (devices.tobytes(), size if isinstance(size, int) else size.numpy().tobytes())
+        if self._layouts_of is not self.federation or len(self._layouts) == FEW_SHAPES:
+            self._layouts_of, self._layouts = self.federation, {}
+        if key not in self._layouts:
+            sizes = np.full_like(devices, size) if isinstance(size, int) else size.numpy()
+            self._layouts[key] = Layout.of(self.federation, devices, sizes)
+        return self._layouts[key]
 
     def example(self) -> Tensor:
         """[1, ...] the inputs of one training sample, as models get them."""
@@ -186,7 +204,7 @@ class Batches:
             end = torch.minimum(end, begin + chunk)
         samples = (end - begin).clamp(min=0)
         groups = []
-        for which, width in groups_by_width(samples, torch.full_like(samples, chunk or UNBOUNDED)):
+        for which, width in groups_by_width(samples.numpy(), np.full(len(rows), chunk or UNBOUNDED, dtype=np.int64)):
             if width:
                 count = samples[which].unsqueeze(1)
                 index = torch.minimum(torch.arange(width), count - 1) + begin[which].unsqueeze(1)
@@ -194,6 +212,17 @@ class Batches:
                 key = random.bits(self.keys[rows[which]], width) if self.keyed else None
                 groups.append(self.gather(which, index, weight, key))
         return Batch(groups, len(rows))
+
+    def shares(self, count: np.ndarray, width: int) -> Tensor:
+        """[steps, r, width] `share_of_batch` of counts [steps, r, 1]; [1, r, width] if all batches are full."""
+        r = count.shape[1]
+        if int(count.min()) < width:
+            return share_of_batch(torch.from_numpy(count), width, self.dtype)
+        if (r, width) not in self._equal_shares:
+            if len(self._equal_shares) == FEW_SHAPES:
+                self._equal_shares.clear()
+            self._equal_shares[r, width] = share_of_batch(torch.full((r, 1), width), width, self.dtype)
+        return self._equal_shares[r, width].unsqueeze(0)
 
     def gather(self, which: Tensor | slice, index: Tensor, weight: Tensor, key: Tensor | None) -> Group:
         """The samples `index` [r, B] of the federation, scaled as a model sees them."""
@@ -211,6 +240,31 @@ class Batches:
         return group if self.device == "cpu" else group.to(self.device)
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Where the mini-batches of some devices are; it is the same for all walks of these devices.
+
+    batches | [n] number of mini-batches of each device
+    groups  | the devices of each padded width: which rows, the width, and [r, 1] each: the first training sample, the
+              number of samples, the batch size, the number of batches; and whether all batches are full
+    """
+
+    batches: np.ndarray
+    groups: list[tuple[Tensor | slice, int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, bool]]
+
+    @classmethod
+    def of(cls, federation: Federation, devices: np.ndarray, size: np.ndarray) -> Layout:
+        """The layout of `devices` [n] with batches of `size` [n]."""
+        starts, samples = (values[devices] for values in federation.training)
+        batches, groups = (samples + size - 1) // size, []
+        for which, width in groups_by_width(samples, size):
+            some = which if isinstance(which, slice) else which.numpy()
+            start, own, its, number = (values[some, None] for values in (starts, samples, size, batches))
+            full = bool((own % its == 0).all() and (its == width).all())
+            groups.append((which, width, start, own, its, number, full))
+        return cls(batches, groups)
+
+
 class Walk:
     """The mini-batches of some devices in one call.
 
@@ -218,15 +272,10 @@ class Walk:
     and after the last one comes the first.
     """
 
-    def __init__(self, batches: Batches, rows: Tensor, drawn: Tensor, size: Tensor, stream: str) -> None:
-        self.batches, self.stream, self.num_rows = batches, stream, len(rows)
-        samples = batches.federation.samples[rows]
-        first = (random.uniform(drawn, 1).squeeze(1) * ((samples + size - 1) // size)).long()
-        start = batches.federation.bounds[rows, 0]
-        self.groups = [
-            (which, width, *(v[which].unsqueeze(1) for v in (start, samples, size, first, drawn)))
-            for which, width in groups_by_width(samples, size)
-        ]
+    def __init__(self, batches: Batches, layout: Layout, drawn: np.ndarray, stream: str) -> None:
+        self.batches, self.layout, self.drawn, self.stream = batches, layout, drawn, stream
+        self.num_rows = len(drawn)
+        self.first = (random.uniform(drawn, 1)[:, 0] * layout.batches).astype(np.int64)
         self.step, self.prepared_from = 0, 0
         self.prepared: list[list[tuple[Any, ...]]] = []  # by group and step: indices, targets, weights, keys
 
@@ -239,21 +288,28 @@ class Walk:
             k = 0
         self.step += 1
         self.batches.usual_steps[self.stream] = self.step
-        groups = [self.batches.group(g[0], *of[k]) for g, of in zip(self.groups, self.prepared, strict=True)]
+        groups = [self.batches.group(g[0], *of[k]) for g, of in zip(self.layout.groups, self.prepared, strict=True)]
         return Batch(groups, self.num_rows)
 
     def prepare(self, num_steps: int) -> None:
         """Compute indices, targets, weights and keys of the next steps at once."""
-        steps = torch.arange(self.step, self.step + num_steps).reshape(-1, 1, 1)
+        steps = np.arange(self.step, self.step + num_steps).reshape(-1, 1, 1)
         self.prepared_from, self.prepared = self.step, []
-        for _, width, start, samples, size, first, drawn in self.groups:
-            begin = ((first + steps) % ((samples + size - 1) // size)) * size  # [steps, r, 1]
-            place = torch.minimum(begin + torch.arange(width), samples - 1) + start
-            index = self.batches.order[place]  # [steps, r, B]
-            weight = share_of_batch(torch.minimum(samples - begin, size), width, self.batches.dtype)
-            key = random.bits(drawn.squeeze(1) + steps.squeeze(2), width) if self.batches.keyed else None
-            each = (index.flatten(1), self.batches.targets(index), weight)
-            self.prepared.append(list(zip(*each, [None] * num_steps if key is None else key, strict=True)))
+        for which, width, start, samples, size, number, full in self.layout.groups:
+            some = which if isinstance(which, slice) else which.numpy()
+            begin = ((self.first[some, None] + steps) % number) * size  # [steps, r, 1]
+            place = begin + np.arange(width)
+            if not full:
+                np.minimum(place, samples - 1, out=place)
+            place += start
+            index = torch.from_numpy(self.batches.order[place])  # [steps, r, B]
+            count = size[None] if full else np.minimum(samples - begin, size)
+            weight = self.batches.shares(count, width).expand(num_steps, -1, -1)
+            key = [None] * num_steps
+            if self.batches.keyed:
+                key = torch.from_numpy(random.bits(self.drawn[some] + steps[:, :, 0], width))
+            each = (index.flatten(1), self.batches.targets(index), weight, key)
+            self.prepared.append(list(zip(*each, strict=True)))
 
 
 def share_of_batch(count: Tensor, width: int, dtype: torch.dtype) -> Tensor:
@@ -261,10 +317,9 @@ def share_of_batch(count: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     return (torch.arange(width) < count).to(dtype) / count.to(dtype)
 
 
-def groups_by_width(samples: Tensor, size: Tensor) -> list[tuple[Tensor | slice, int]]:
+def groups_by_width(samples: np.ndarray, size: np.ndarray) -> list[tuple[Tensor | slice, int]]:
     """The devices of each padded width, which depends only on the device's number of samples and batch size."""
     widths = padded_widths(samples, size)
-    present = widths.unique().tolist()
-    if len(present) == 1:
-        return [(slice(None), present[0])]
-    return [((widths == w).nonzero().squeeze(1), w) for w in present]
+    if (widths == widths[:1]).all():
+        return [(slice(None), int(width)) for width in widths[:1]]
+    return [(torch.from_numpy((widths == w).nonzero()[0]), int(w)) for w in np.unique(widths)]

@@ -10,7 +10,7 @@ import torch
 
 from polytier._text import bind
 from polytier.data.federation import Federation, check_samples, one_per_device, split_by_shares, split_numbers
-from polytier.data.own import load_npz
+from polytier.data.own_npz import load_npz
 from polytier.data.pack import is_stored
 from polytier.data.partition import PARTITIONS, Assignment, check_assignment, column
 from polytier.data.sources import GENERATED, SOURCES, Source

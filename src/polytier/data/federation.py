@@ -237,6 +237,12 @@ class Federation:
         """[n] the number of training samples per device."""
         return self.bounds[:, 1] - self.bounds[:, 0]
 
+    @cached_property
+    def training(self) -> tuple[np.ndarray, np.ndarray]:
+        """The index of each device's first training sample [n] and the number of them [n], for mini-batches."""
+        # a copy: the bounds may move to shared memory, for worker processes, while others use this federation
+        return self.bounds[:, 0].numpy().copy(), self.samples.numpy()
+
     @property
     def is_tokens(self) -> bool:
         """Whether inputs are sequences of token ids [N, T], each of which has a target."""
@@ -267,7 +273,7 @@ class Federation:
 
     def label_counts(self) -> np.ndarray:
         """[n, classes] the number of samples of each label per device, in all splits; [n, 0] without one label."""
-        if self.num_classes is None or self.y.ndim != 1:
+        if self.num_classes is None or self.y.ndim != 1 or not len(self.y):  # a server has no samples
             return np.zeros((len(self), 0), dtype=np.int64)
         owner = np.repeat(np.arange(len(self)), (self.bounds[:, 3] - self.bounds[:, 0]).numpy())
         counts = np.zeros((len(self), self.num_classes), dtype=np.int64)

@@ -12,14 +12,12 @@ from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-# modules that every process needs, and torch._dynamo, which the first gradient imports (torch.func.grad): importing
-# these takes longer than a small run
+# modules that every process needs: importing these takes longer than a small run
 PRELOADED = [
     "polytier.cli",
     "polytier.engines.workers",
     "polytier.runs.loop",
     "polytier.runs.callbacks",
-    "torch._dynamo",
 ]
 
 

@@ -9,11 +9,14 @@ result, because blocks are fixed by the topology and added in order.
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from math import prod
+from math import ceil, prod
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,9 +27,13 @@ from polytier.messages.transforms import Transform
 from polytier.method.call import Call
 from polytier.method.context import Context
 from polytier.method.execute import execute
-from polytier.stack.rows import Folded, Rows, as_dict, cat_rows, fold, starts_of
+from polytier.stack.rows import Folded, Rows, as_dict, cat_rows, fold
+from polytier.tree.topology import starts_of
 
+TRIED = 4  # how often a call is measured before it is settled who computes it
+SHORT = 0.05  # seconds; longer calls are always shared with the workers
 RUN = 64  # devices that are summed before their blocks are yielded
+LARGEST_TILE = 128  # devices; with small models the calls of torch cost more than misses in the cache
 TILE_BYTES = 16 << 20  # memory that a tile may touch in a step, so that it stays in the cache of the processor
 
 
@@ -59,6 +66,7 @@ class Stacked:
         self.inner_tile = inner_tile
         self.workers = 1
         self._processes: Workers | None = None
+        self._times: dict[tuple[Any, ...], Times] = {}
         self.use_workers(workers or 1)
 
     def use_workers(self, workers: int) -> None:
@@ -84,7 +92,7 @@ class Stacked:
         ledger = self.context.scope(call.scope).ledger
         if not call.quiet and len(call.ids):
             call = replace(call, rows=self.exchange.down(call.rows))
-            nbytes = self.exchange.down_bytes(call.rows, int(call.sender.max()) + 1)
+            nbytes = self.exchange.down_bytes(call.rows, int(call.sender.numpy().max()) + 1)
             ledger.add(call.tier, "down", call.ids, nbytes[call.sender])
         for start, end, first, answer, nbytes in self._runs(call):
             if not call.quiet:
@@ -107,11 +115,44 @@ class Stacked:
             for start, end, first in runs:
                 yield start, end, first, *compute(self.context, call.part(start, end), tile, self.exchange)
             return
+        times = self._times.setdefault((call.scope, call.method, n), Times())
+        started = time.perf_counter()
+        if times.alone_is_faster():
+            for start, end, first in cut(call, max(tile, RUN)):
+                yield start, end, first, *compute(self.context, call.part(start, end), tile, self.exchange)
+            times.note(times.alone, time.perf_counter() - started)
+            return
         assert self._processes is not None
-        answers = self._processes.run(call.part(start, end) for start, end, _ in runs)
+        parts = (call.part(start, end) for start, end, _ in runs)
+        # sums are added to those of the parents at once, before the next call, so they need not be copied
+        answers = self._processes.run(parts, copied=call.blocks is None or len(runs) > self.workers)
         for (start, end, first), (answer, nbytes, steps) in zip(runs, answers, strict=True):
             self.context.scope(call.scope).device_steps += steps
             yield start, end, first, answer, nbytes
+        times.note(times.shared, time.perf_counter() - started)
+
+
+@dataclass
+class Times:
+    """How long the same call took the workers and this process alone. It decides who computes it, and no bit of it.
+
+    A call that takes the workers less than `SHORT` seconds is also tried alone; the first time of each is left out,
+    because graphs are traced then.
+    """
+
+    shared: list[float] = field(default_factory=list)
+    alone: list[float] = field(default_factory=list)
+
+    def note(self, times: list[float], seconds: float) -> None:
+        """Add a measurement to `shared` or `alone`, unless there are enough."""
+        if len(times) < TRIED:
+            times.append(seconds)
+
+    def alone_is_faster(self) -> bool:
+        """Whether this process computes the next call."""
+        if len(self.shared) < TRIED or min(self.shared[1:]) > SHORT:
+            return False
+        return len(self.alone) < TRIED or min(self.alone[1:]) < min(self.shared[1:])
 
 
 def check_picklable(exchange: Exchange) -> None:
@@ -141,11 +182,13 @@ def cut(call: Call, size: int) -> list[tuple[int, int, int]]:
         (start, end, number of the first block) of each run.
     """
     n = len(call.ids)
-    places = torch.arange(n + 1) if call.blocks is None else torch.cat([starts_of(call.blocks), torch.tensor([n])])
-    wanted = torch.linspace(0, n, -(-n // size) + 1, dtype=torch.float64)
-    after = torch.searchsorted(places.double(), wanted).clamp(max=len(places) - 1)
-    before = (after - 1).clamp(min=0)
-    nearest = torch.where(wanted - places[before] < places[after] - wanted, before, after).unique()
+    if n <= size:
+        return [(0, n, 0)]
+    places = np.arange(n + 1) if call.blocks is None else np.append(starts_of(call.blocks).numpy(), n)
+    wanted = np.linspace(0, n, -(-n // size) + 1)
+    after = np.minimum(np.searchsorted(places, wanted), len(places) - 1)
+    before = np.maximum(after - 1, 0)
+    nearest = np.unique(np.where(wanted - places[before] < places[after] - wanted, before, after))
     firsts = [0] * len(nearest) if call.blocks is None else nearest.tolist()
     return list(zip(places[nearest[:-1]].tolist(), places[nearest[1:]].tolist(), firsts, strict=False))
 
@@ -184,4 +227,4 @@ def default_tile(context: Context) -> int:
     inputs = prod(population.shape) * samples
     # a row in place, and frozen parameters, which some layers copy per row; a batch is written once and read twice
     touched = width * (context.objective.dimension + context.objective.frozen_size + 3 * inputs)
-    return max(1, min(16, round(TILE_BYTES / touched / 4))) * 4
+    return min(LARGEST_TILE, ceil(TILE_BYTES / touched / 4) * 4)

@@ -33,6 +33,7 @@ from polytier.method.call import NodesLost
 from polytier.method.context import Context
 from polytier.method.memory import Memory
 
+ALIGNED = 64  # bytes at whose multiples rows start in a file that both sides map
 Compute = Callable[[Context, Any], Any]  # what a worker does: the result of a call
 
 
@@ -68,8 +69,14 @@ class Workers:
         self.context, self.number, self.compute = context, number, compute
         self._channels: list[Channel] = []
 
-    def run(self, calls: Iterable[Any]) -> Iterator[Any]:
+    def run(self, calls: Iterable[Any], copied: bool = True) -> Iterator[Any]:
         """Yield the result of each call, in the order of the calls.
+
+        Args:
+            calls: The calls.
+            copied: Whether the tensors of the results are copied. Otherwise they are in the file through which they
+                came, and the next result of the same process overwrites them: only for at most one call per process,
+                and for results that are not used any more when `run` is next called.
 
         Raises:
             WorkerLost: If a process ended. The next call starts new ones.
@@ -91,7 +98,7 @@ class Workers:
                     continue
                 for pipe in wait(list(busy)):
                     place, channel = busy.pop(pipe)
-                    found[place] = received(channel)
+                    found[place] = received(channel, copied)
                     idle.append(channel)
         except WorkerLost:
             self._stop(kill=True)
@@ -157,8 +164,11 @@ class Channel:
         with self._connection():
             self.pipe.send_bytes(pickle.dumps((sizes, stream.getvalue())))
 
-    def receive(self) -> Any:
+    def receive(self, copied: bool = True) -> Any:
         """Wait for the next object.
+
+        Args:
+            copied: Whether its tensors are copied; otherwise the next object overwrites them.
 
         Raises:
             WorkerLost: If the other process has ended.
@@ -166,7 +176,7 @@ class Channel:
         with self._connection():
             head = self.pipe.recv_bytes()
         sizes, message = pickle.loads(head)
-        return pickle.loads(message, buffers=self._received.read(sizes))
+        return pickle.loads(message, buffers=self._received.read(sizes, copied))
 
     @contextmanager
     def _connection(self) -> Iterator[None]:
@@ -185,20 +195,22 @@ class Area:
     def write(self, buffers: list[memoryview]) -> list[int]:
         """Copy buffers into the file, one after another, and return their sizes."""
         sizes = [len(b) for b in buffers]
-        place, area = 0, self._mapped(sum(sizes), grow=True)
+        place, area = 0, self._mapped(sum(sizes), len(sizes), grow=True)
         for buffer, size in zip(buffers, sizes, strict=True) if any(sizes) else ():
             area[place : place + size] = buffer
-            place += size
+            place += -(-size // ALIGNED) * ALIGNED
         return sizes
 
-    def read(self, sizes: list[int]) -> Iterator[bytearray]:
-        """Yield copies of the buffers that the other process wrote."""
-        place, area = 0, self._mapped(sum(sizes))
+    def read(self, sizes: list[int], copied: bool) -> Iterator[bytearray | memoryview]:
+        """Yield the buffers that the other process wrote, or copies of them."""
+        place, area = 0, self._mapped(sum(sizes), len(sizes))
         for size in sizes:
-            yield bytearray(area[place : place + size])
-            place += size
+            buffer = area[place : place + size]
+            yield bytearray(buffer) if copied else buffer
+            place += -(-size // ALIGNED) * ALIGNED
 
-    def _mapped(self, size: int, grow: bool = False) -> memoryview:
+    def _mapped(self, size: int, count: int, grow: bool = False) -> memoryview:
+        size += ALIGNED * count if size else 0  # each buffer starts at a multiple of `ALIGNED`
         if size and (self.map is None or len(self.map) < size):
             with self.path.open("r+b" if self.path.exists() else "w+b") as file:
                 if grow and hasattr(
@@ -218,9 +230,9 @@ class Pickler(pickle.Pickler):
         return (torch.from_numpy, (obj.contiguous().numpy(),)) if isinstance(obj, Tensor) else NotImplemented
 
 
-def received(channel: Channel) -> Any:
+def received(channel: Channel, copied: bool) -> Any:
     """The next answer of a worker; raises the error if it is one."""
-    answer, error, where = channel.receive()
+    answer, error, where = channel.receive(copied)
     if error is not None:
         raise error from WorkerTraceback("\n" + where)
     return answer

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,13 +64,13 @@ class Ledger:
             ids: [n] the nodes.
             nbytes: [n] the length of each message.
         """
-        link = self.topology.link(tier)
-        self.rounds[-1][link][direction] += int(nbytes.sum())
-        self.nodes[link][direction].index_add_(0, ids, nbytes)
+        link, who, amount = self.topology.link(tier), ids.numpy(), nbytes.numpy()
+        self.rounds[-1][link][direction] += int(amount.sum())
+        np.add.at(self.nodes[link][direction].numpy(), who, amount)  # a node may be there several times
         if link in self.by_round:
-            self.by_round[link][direction][-1].index_add_(0, ids, nbytes)
-        self.took_part[tier][ids] = True
-        self.ever[tier][ids] = True
+            np.add.at(self.by_round[link][direction][-1].numpy(), who, amount)
+        self.took_part[tier].numpy()[who] = True
+        self.ever[tier].numpy()[who] = True
 
     def total(self) -> dict[str, dict[str, int]]:
         """Return the bytes of all rounds: link -> direction -> bytes."""

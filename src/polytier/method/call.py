@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -111,11 +112,19 @@ class Call:
 
     def part(self, start: int, end: int) -> Call:
         """The same call to the receivers start .. end - 1."""
-        return self.take(slice(start, end))
+        return self if (start, end) == (0, len(self.ids)) else self.take(slice(start, end))
+
+    def received(self, start: int, end: int) -> Rows:
+        """[end - start, ...] what the receivers start .. end - 1 get; a view of `rows` where each gets the next one."""
+        sender = self.sender.numpy()[start:end]
+        first = int(sender[0]) if len(sender) else 0
+        if len(sender) and (sender == np.arange(first, first + len(sender))).all():
+            return map_rows(lambda r: r[first : first + len(sender)], self.rows)
+        return map_rows(lambda r: r.index_select(0, self.sender[start:end]), self.rows)
 
     def take(self, which: Tensor | slice) -> Call:
         """The same call to some of the receivers. If answers are summed, these must be consecutive whole blocks."""
-        used, sender = torch.unique(self.sender[which], return_inverse=True)
+        used, sender = used_rows(self.sender[which])
         blocks = None if self.blocks is None else self.blocks[which]
         return dataclasses.replace(
             self,
@@ -125,3 +134,14 @@ class Call:
             blocks=None if blocks is None else blocks - blocks[0],
             shares=None if self.shares is None else self.shares[which],
         )
+
+
+def used_rows(sender: Tensor) -> tuple[Tensor | slice, Tensor]:
+    """Which rows are sent, and the place of each receiver's row among these.
+
+    They are a slice, which copies nothing, if the senders are in order and no row between them is unused.
+    """
+    step = np.diff(sender.numpy())
+    if len(sender) and ((step == 0) | (step == 1)).all():
+        return slice(int(sender[0]), int(sender[-1]) + 1), sender - sender[0]
+    return torch.unique(sender, return_inverse=True)

@@ -17,8 +17,9 @@ from polytier.method.call import Call, Clock
 from polytier.method.node import Node
 from polytier.method.parameters import Step
 from polytier.method.travel import OWN_PROGRAMS, STATISTICS, without_statistics
-from polytier.stack.rows import Answered, Answers, Rows, Sums, as_dict, cat_rows, map_rows, share_of_samples, starts_of
+from polytier.stack.rows import Answered, Answers, Rows, Sums, as_dict, cat_rows, map_rows, share_of_samples
 from polytier.tree import random
+from polytier.tree.topology import Kids, starts_of
 
 
 class Children(Node):
@@ -144,6 +145,8 @@ class Children(Node):
             The children [k] and the position in `ids` of each one's parent [k].
         """
         kids, position = self.kids
+        if self._everybody:
+            return kids, position
         if self.only is not None:
             chosen = self._reached[kids]
         else:
@@ -152,7 +155,8 @@ class Children(Node):
             base = random.key(self._context.seed, purpose, self.clock.round, self._next_clock(method).call)
             keys = self._context.topology.keys[self.tier + 1][kids]
             chosen = rule.draw(base, self.clock.round, keys, kids, position, len(self.ids))
-        return kids[chosen], position[chosen]
+        which = torch.from_numpy(chosen.numpy().nonzero()[0])
+        return kids[which], position[which]
 
     def participants(self, round_: int | None = None) -> list[tuple[Tensor, Tensor]]:
         """Who takes part in the first calls of a round, from the children down to the devices.
@@ -200,13 +204,15 @@ class Children(Node):
             The sums by parent; ``.mean(weight)`` is their mean, and the rows sent where nobody answered.
         """
         kids, position = self._present("solve", where)
-        everybody = self.only is None and self._context.participation[self.tier + 1].everybody
-        if self.stale_answers and not everybody:
+        if self.stale_answers and not self._everybody:
             self.remember("answer", self._answers("solve", rows, kids, position))
             return self.recall("answer", self._spread(rows))
-        blocks = self._blocks(kids, position)
         sums = Sums.zeros(rows, len(self.ids))
-        parent_of_block = position[starts_of(blocks)]
+        if kids is self._whole.ids:
+            blocks, parent_of_block = self._whole.blocks, self._whole.parents
+        else:
+            blocks = self._blocks(kids, position)
+            parent_of_block = position[starts_of(blocks)]
         for folded in self._deliver("solve", self._packed("solve", rows), kids, position, blocks):
             sums.add(folded, parent_of_block[folded.first : folded.first + folded.count])
         return self._unpacked(sums) if self._context.travel.active else sums
@@ -284,7 +290,18 @@ class Children(Node):
         """[nodes of the tier below] bool, the nodes that are, or have below them, one of the devices `only`."""
         assert self.only is not None
         topology = self._context.topology
-        return topology.summed(self.only[topology.order].long())[self.tier + 1] > 0
+        devices = self.only[topology.order]
+        return devices if self.tier + 1 == topology.leaf else topology.summed(devices.long())[self.tier + 1] > 0
+
+    @property
+    def _everybody(self) -> bool:
+        """Whether all children take part in all calls."""
+        return self.only is None and self._context.participation[self.tier + 1].everybody
+
+    @property
+    def _whole(self) -> Kids:
+        """The children of all nodes of this tier."""
+        return self._context.topology.all_kids[self.tier]
 
     def _next_clock(self, method: str) -> Clock:
         return Clock(self.clock.round, (self.clock.call << 16) + self._calls[method])
@@ -298,8 +315,9 @@ class Children(Node):
 
     def _blocks(self, kids: Tensor, position: Tensor) -> Tensor:
         """[k] the block of each of these children, numbered from 0."""
-        block = self._context.topology.blocks[self.tier + 1][kids]
-        return torch.cat([block[:1] * 0, (block.diff() != 0) | (position.diff() != 0)]).cumsum(0)
+        if kids is self._whole.ids:
+            return self._whole.blocks
+        return self._context.topology.numbered_blocks(self.tier + 1, kids, position)
 
     def _packed(self, method: str, rows: Rows, position: Tensor | None = None) -> Rows:
         """What is sent: without what stays at home, and with the statistics of these nodes.
@@ -332,7 +350,9 @@ class Children(Node):
     def _deliver(self, method: str, rows: Rows, kids: Tensor, sender: Tensor, blocks: Tensor | None) -> Iterator[Any]:
         shares = None
         if blocks is not None:
-            shares = share_of_samples(self._context.samples[self.tier + 1][kids], sender)
+            everyone = kids is self._whole.ids
+            own = self._context.samples[self.tier + 1]
+            shares = self._context.shares[self.tier + 1] if everyone else share_of_samples(own[kids], sender)
         call = Call(
             tier=self.tier + 1,
             ids=kids,

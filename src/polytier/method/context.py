@@ -19,6 +19,7 @@ from polytier.method.travel import Travel
 from polytier.models.metrics import Metric
 from polytier.stack.objective import Objective
 from polytier.stack.optimizers import LocalOptimizer
+from polytier.stack.rows import share_of_samples
 from polytier.tree.participation import Participation
 from polytier.tree.topology import Topology
 
@@ -95,6 +96,11 @@ class Context:
     def samples(self) -> tuple[Tensor, ...]:
         """By tier: [nodes] number of training samples of each node, its own or those of all devices below it."""
         return self.topology.summed(self.population.samples[self.topology.order])
+
+    @cached_property
+    def shares(self) -> tuple[Tensor, ...]:
+        """By tier: [nodes] the share of each node in the samples of its parent."""
+        return tuple(share_of_samples(own, p) for own, p in zip(self.samples, self.topology.parents, strict=True))
 
     def true_groups(self, tier: int) -> np.ndarray | None:
         """[nodes] the true group of each node of a tier; None if the data have none, or a node has several."""

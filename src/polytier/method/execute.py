@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,7 +20,13 @@ from polytier.stack.rows import Rows, as_dict, map_rows
 
 def takes_local(program: Callable) -> bool:
     """Whether this is a program of devices: the name of its last parameter is `local`."""
-    return list(inspect.signature(program).parameters)[-1] == "local"
+    return last_parameter(getattr(program, "__func__", program)) == "local"
+
+
+@lru_cache
+def last_parameter(function: Callable) -> str:
+    """The name of the last parameter."""
+    return list(inspect.signature(function).parameters)[-1]
 
 
 def relay(name: str, rows: Rows, team: Children) -> Rows:
@@ -76,7 +83,7 @@ def execute(context: Context, call: Call, start: int, end: int) -> Rows:
     algorithm, leaf = context.algorithm, context.topology.leaf
     kind = LocalProblem if call.tier == leaf else Children
     node: Any = kind(context, call.tier, ids, call.clock, call.quiet, call.only)
-    rows = map_rows(lambda r: r[call.sender[start:end]].to(node.device), call.rows)
+    rows = map_rows(lambda r: r.to(node.device), call.received(start, end))
     sent = rows
     if context.travel.active:
         rows = received(rows, node, call)

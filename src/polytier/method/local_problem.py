@@ -84,7 +84,7 @@ class LocalProblem(Node):
         """
         rule = self._context.batch_size if size is None else size
         if (rule, stream) not in self._walks:
-            sizes = batch_sizes(rule, self.samples, self.held_round)
+            sizes = rule if isinstance(rule, int) else batch_sizes(rule, self.samples, self.held_round)
             clock = self.clock
             self._walks[rule, stream] = self._context.batches.walk(self.rows, clock.round, clock.call, sizes, stream)
         return self._walks[rule, stream].next()

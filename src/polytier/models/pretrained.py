@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,8 @@ def quiet_transformers() -> Iterator[None]:
     their.set_verbosity_error()
     their.disable_progress_bar()
     try:
-        yield
+        with redirect_stderr(StringIO()):  # the bar of a GGUF file is drawn all the same
+            yield
     finally:
         their.set_verbosity(level)
         if bars:

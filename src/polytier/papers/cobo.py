@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from polytier.papers import cobo_language as language
-from polytier.papers import cobo_readings as read
+from polytier.papers import cobo_values as read
 from polytier.papers.plan import Chart, Claim, Curve, Item, Matrix, PlannedRun, Row
-from polytier.papers.readings import accuracy, by_round
+from polytier.papers.run_values import accuracy, by_round
 
 NAMES = {
     "local": "Local",

@@ -13,9 +13,9 @@ from statistics import fmean
 from typing import Any
 
 from polytier.models.metrics import METRICS
-from polytier.papers.cobo_readings import Finished, Holds, told
+from polytier.papers.cobo_values import Finished, Holds, told
 from polytier.papers.plan import Chart, Claim, Curve, Item, Matrix, PlannedRun, Points, Reading, Row
-from polytier.papers.readings import by_round
+from polytier.papers.run_values import by_round
 from polytier.runs.read import RunRecord
 from polytier.tree.collaboration import FILE, Collaboration, load
 

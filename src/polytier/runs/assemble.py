@@ -183,7 +183,7 @@ def assemble(
         for name, each in specs.items():
             own = with_first_fields(each, federations[name], model=modules[name], loss=losses[name], **ready)
             if own is not each:
-                specs[name], methods[name] = own, method_of(own)
+                specs[name], methods[name] = own, method_of(own, tell=False)
                 for advice in scale_advice(federations[name]):
                     log.warning("%s", advice)
         algorithm = methods[""] if "" in methods else make_method(spec.algorithm, own_fields(spec), methods)
@@ -350,7 +350,8 @@ def travel_of(text: str | None, algorithm: Algorithm, objective: Objective) -> T
     if text and not (algorithm.any_optimizer and algorithm.model_fields):
         raise ValueError(
             "local layers are for methods whose devices train the model that they are sent; "
-            f"{type(algorithm).__name__} is not one; use a method such as FedAvg, FedBN, FedProx, Ditto or PerMFL"
+            f"{type(algorithm).__name__} is not one; use a method such as FedAvg, FedBN, FedProx, HierFedAvg, Ditto or "
+            "PerMFL"
         )
     travel = Travel.of(objective, text, needed=text != algorithm.local_layers)
     if text and not travel.has_home:

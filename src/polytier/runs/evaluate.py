@@ -25,7 +25,7 @@ from polytier.method.context import Context
 from polytier.method.local_problem import LocalProblem
 from polytier.method.travel import OF_STATISTICS, STATISTICS
 from polytier.models.metrics import LOSS, TOKENS, Metric
-from polytier.stack.rows import Rows, as_dict, cat_rows
+from polytier.stack.rows import Answered, Rows, as_dict, cat_rows
 
 PUBLISHED = "published."
 TOKEN_LOSS = "token_loss"  # sums of the loss per token
@@ -304,7 +304,7 @@ class Held:
         return torch.tensor(found, dtype=torch.float64)
 
 
-def ask_devices(context: Context, state: Rows, round_: int, program: Any) -> Iterator[dict[str, Tensor]]:
+def ask_devices(context: Context, state: Rows, round_: int, program: Any) -> Iterator[Any]:
     """Run a program of this module on all devices, in the order of the topology, without changes or traffic."""
     rows, sender = shared_rows(context, state)
     everyone = torch.arange(context.topology.size(context.topology.leaf))
@@ -317,7 +317,7 @@ def evaluate(context: Context, state: Rows, round_: int) -> Evaluation:
     """Evaluate all kinds of models on all devices."""
     sums: dict[tuple[str, str], dict[str, np.ndarray]] = {}
     values: dict[tuple[str, str], dict[str, np.ndarray]] = {}
-    measured = as_dict(cat_rows(list(ask_devices(context, state, round_, measure))))
+    present, measured = answers_of(context, ask_devices(context, state, round_, measure))
     for key, answer in measured.items():
         model, split = key.rsplit(".", 1)
         found = {column: answer[:, k].numpy() for k, column in enumerate(columns(context.metrics))}
@@ -328,8 +328,23 @@ def evaluate(context: Context, state: Rows, round_: int) -> Evaluation:
             if kind == "value"
         }
     bounds = context.batches.federation.bounds[context.topology.order]
-    counts = {s: (bounds[:, k + 1] - bounds[:, k]).numpy() for k, s in enumerate(SPLITS)}
+    counts = {s: ((bounds[:, k + 1] - bounds[:, k]) * present).numpy() for k, s in enumerate(SPLITS)}
     return Evaluation(counts, sums, values, context.metrics)
+
+
+def answers_of(context: Context, pieces: Iterator[Rows | Answered]) -> tuple[Tensor, dict[str, Tensor]]:
+    """[n] which devices answered, and the fields of their answers [n, ...] with zeros for those that did not."""
+    n, whose, found = context.topology.size(context.topology.leaf), [], []
+    for piece in pieces:
+        if isinstance(piece, Answered):
+            whose.append(piece.which)
+        found.append(piece.rows if isinstance(piece, Answered) else piece)
+    if not whose:
+        return torch.full((n,), bool(found)), as_dict(cat_rows(found)) if found else {}
+    which, rows = torch.cat(whose), as_dict(cat_rows(found))
+    present = torch.zeros(n, dtype=torch.bool)
+    present[which] = True
+    return present, {k: v.new_zeros((n, *v.shape[1:])).index_copy(0, which, v) for k, v in rows.items()}
 
 
 def personal_models(context: Context, state: Rows, round_: int) -> dict[str, Tensor]:

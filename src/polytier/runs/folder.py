@@ -50,7 +50,7 @@ from polytier.runs.read_files import CHECKPOINTS, DONE, FORMAT, KINDS, STATE, ST
 from polytier.runs.run import Run
 from polytier.runs.spec import RunSpec, identity, to_toml
 from polytier.runs.summary import PART, device_table, summary, traffic
-from polytier.runs.tensors import pieces
+from polytier.runs.write_tensors import pieces
 from polytier.tree import collaboration
 from polytier.tree.topology import Topology
 

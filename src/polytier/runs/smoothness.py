@@ -46,7 +46,8 @@ def hessian_product(context: Context, device: int, most: int = MOST_SAMPLES) -> 
     slope = torch.autograd.grad(value, row, create_graph=True)[0]
 
     def product(v: Tensor) -> Tensor:
-        return torch.autograd.grad(slope, row, v, retain_graph=True)[0]
+        # not grad(slope, row, v): for that torch first imports sympy
+        return torch.autograd.grad((slope * v).sum(), row, retain_graph=True)[0]
 
     return product
 

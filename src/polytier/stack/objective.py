@@ -14,13 +14,13 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 from torch.overrides import TorchFunctionMode
 
 from polytier.data.batches import Batch, Group
@@ -29,6 +29,7 @@ from polytier.models.losses import Loss, cross_entropy
 from polytier.models.trainable import Trainable, digest
 from polytier.stack.batch_norm import replace_batch_norms
 from polytier.stack.dropout import key_dropouts
+from polytier.stack.gradient import grad
 from polytier.stack.rows import LINE, aligned
 from polytier.stack.tracing import trace
 from polytier.tree import random
@@ -251,8 +252,16 @@ class Objective:
             to; the rows `theta` may be changed as soon as their columns are used.
         """
         if self.batching != "stacked":
-            yield slice(None), [self.grad(theta, batch, statistics=statistics)]
-            return
+            whole: list[Piece] = [self.grad(theta, batch, statistics=statistics)]
+            return iter([(slice(None), whole)])
+        group = batch.groups[0]
+        if len(group.x) == len(theta) and len(stacks_of(len(theta))) == 1:  # the usual case, without any slices
+            pieces = self._graph("grad", None, (theta, *self._data(group)), True)
+            return iter([(slice(None), self._with_l2(pieces, theta) if self.l2 else pieces)])
+        return self._pieces_of_parts(theta, batch)
+
+    def _pieces_of_parts(self, theta: Tensor, batch: Batch) -> Iterator[tuple[Tensor | slice, list[Piece]]]:
+        """`grad_pieces` of one stack of rows after the other."""
         for group in batch.groups:
             everybody = len(group.x) == len(theta)
             for part in stacks_of(len(group.x)):
@@ -434,6 +443,7 @@ class SharedLookup(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+@cache
 def stacks_of(n: int) -> list[slice]:
     """Split n rows into a multiple of 4, then 2 and 1, so that few shapes are traced.
 

@@ -15,8 +15,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from polytier.tree.topology import starts_of
 
 LINE = 64  # bytes of a cache line
 LARGE = 1 << 15  # numbers per row from which rows are added one by one
@@ -239,16 +242,12 @@ class Answers(Sums):
         return sums
 
 
-def starts_of(blocks: Tensor) -> Tensor:
-    """The position at which each block starts; `blocks` [k] are ascending, 0, 0, ..., 1, 1, ..."""
-    return torch.searchsorted(blocks, torch.arange(int(blocks[-1]) + 1 if len(blocks) else 0))
-
-
 def share_of_samples(samples: Tensor, position: Tensor) -> Tensor:
     """[k] the share of each answer in the samples of all answers to its parent; a single answer has exactly 1."""
-    total = torch.zeros(int(position.max()) + 1 if len(position) else 0, dtype=torch.int64)
-    total.index_add_(0, position, samples)
-    return samples.double() / total[position].double()
+    own, parent = samples.numpy(), position.numpy()
+    total = np.zeros(int(parent.max()) + 1 if len(parent) else 0, dtype=np.int64)
+    np.add.at(total, parent, own)
+    return torch.from_numpy(own.astype(np.float64) / total[parent])
 
 
 def fold(rows: Rows, shares: Tensor, blocks: Tensor, num: int | None = None, total: Folded | None = None) -> Folded:
@@ -285,4 +284,4 @@ def add_rows(sums: Tensor, places: Tensor, rows: Tensor, weight: Tensor | None =
         return
     if weight is not None:
         rows = rows * weight.to(rows.dtype).reshape(-1, *[1] * (rows.ndim - 1))
-    sums.index_add_(0, places, rows)
+    sums.index_add_(0, places, rows.contiguous())  # rows with gaps between them would be added number by number

@@ -1,13 +1,15 @@
-"""The works that `polytier bench` measures, each in three forms: a hand-written loop, bare kernels, the engine.
+"""The works of `polytier bench` with FedAvg and PerMFL, as a hand-written loop, as bare kernels and in the engine.
 
-All three start from the same parameters and return those of the global model after some rounds, so that a test can
-check that they compute the same. Data are random, because speed does not depend on what is learned.
+All forms start from the same parameters and return those of the global model after some rounds, so that a test can
+check that they compute the same. Data are random, because speed does not depend on what is learned. The works with
+other methods are in `bench_methods`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -87,6 +89,22 @@ class Work:
         """The run that the engine computes."""
         return make_loop(self.algorithm, federation, self.model, batch_size=self.batch, workers=workers)
 
+    def models(self, loop: Loop) -> Tensor:
+        """[1, d] what the run has computed so far: the global model."""
+        assert isinstance(loop.state, Tensor)
+        return loop.state
+
+    def loop(self, x: np.ndarray, y: np.ndarray) -> HandWritten:
+        """The hand-written loop."""
+        return HandWritten(self, floats(x), torch.from_numpy(y))
+
+    def bounds(self, x: np.ndarray, y: np.ndarray) -> dict[str, Kernels]:
+        """The bare kernels, without and with reading each batch from memory in random order."""
+        if not self.has_kernels:
+            return {}
+        inputs, targets = floats(x), torch.from_numpy(y)
+        return {name: Kernels(self, inputs, targets, name == "gathered") for name in ("kernels", "gathered")}
+
 
 WORKS = {
     "common": Work("mclr", (784,), devices=40, batch=32),
@@ -95,6 +113,8 @@ WORKS = {
     "wide": Work("dnn:500x200", (784,), devices=20, batch=20),
     "permfl": Work("mclr", (1, 28, 28), devices=40, batch=124, batches=10, teams=4, team_rounds=10),
     "cnn": Work("cnn-fmnist", (1, 28, 28), devices=8, batch=32, batches=10, steps=10),
+    "round": Work("mclr", (784,), devices=40, batch=32, steps=1),
+    "teams": Work("mclr", (1, 28, 28), devices=40, batch=124, batches=10, steps=1, teams=4, team_rounds=30),
 }
 
 
@@ -108,12 +128,10 @@ def flat(parameters: Sequence[Tensor]) -> Tensor:
     return torch.cat([p.detach().reshape(1, -1) for p in parameters], 1)
 
 
-def run_engine(loop: Loop, rounds: int) -> Tensor:
-    """Run rounds without evaluation; returns the global model."""
+def run_engine(loop: Loop, rounds: int) -> None:
+    """Run rounds without evaluation."""
     for _ in range(rounds):
         loop.step()
-    assert isinstance(loop.state, Tensor)
-    return loop.state
 
 
 # -- a hand-written loop -------------------------------------------------------------------------------
@@ -193,14 +211,22 @@ def mean(states: list[State]) -> State:
 class Kernels:
     """The works as bare kernels: products, activations, softmax and updates of stacks of devices, in place.
 
-    Data are stored in batches, without gathers, autograd or bookkeeping. A stack has `tile` devices; all its steps run
-    before the next stack starts.
+    Data are stored in batches, without autograd or bookkeeping. A stack has `tile` devices; all its steps run before
+    the next stack starts. With `gathered`, each batch is first copied from samples in random order: samples are
+    shuffled, so every implementation has to read each batch once from where its samples happen to be.
     """
 
-    def __init__(self, work: Work, x: Tensor, y: Tensor) -> None:
+    def __init__(self, work: Work, x: Tensor, y: Tensor, gathered: bool = False) -> None:
         self.work, self.tile, self.pull = work, work.devices, LAMBDA if work.teams else 0.0
         self.x = x.view(work.devices, work.batches, work.batch, -1)
         self.onehot = nn.functional.one_hot(y, CLASSES).float().view(*self.x.shape[:3], CLASSES)
+        self.places = None  # [devices, batches, batch] the place of each sample in `samples`
+        if gathered:
+            size, first = x.shape[1], torch.arange(work.devices).unsqueeze(1) * x.shape[1]
+            place = torch.stack([torch.randperm(size) for _ in range(work.devices)]) + first
+            self.samples = torch.empty(x.numel() // self.x.shape[3], self.x.shape[3])
+            self.samples[place.flatten()] = self.x.flatten(0, 2)
+            self.places = place.view(self.x.shape[:3])
         self.state: Parameters = [p.detach().clone() for p in work.module().parameters()]
 
     def tiles(self) -> list[int]:
@@ -231,18 +257,32 @@ class Kernels:
     def devices(self, start: Parameters) -> Parameters:
         """All local steps of all devices, which start from the stacks `start`."""
         tiles = [slice(k, k + self.tile) for k in range(0, self.work.devices, self.tile)]
-        ends = [self.solve([p[t] for p in start], self.x[t], self.onehot[t]) for t in tiles]
+        ends = [self.solve([p[t] for p in start], t) for t in tiles]
         return [torch.cat(parts) for parts in zip(*ends, strict=True)]
 
-    def solve(self, start: Parameters, x: Tensor, onehot: Tensor) -> Parameters:
-        """All local steps of one stack of devices; x and onehot are their batches."""
+    def batches(self, tile: slice) -> list[Callable[[], Tensor]]:
+        """For each batch of a stack of devices: a function that returns it, [n, batch, in]."""
+        if self.places is None:
+            return [lambda x=x: x for x in self.x[tile].unbind(1)]
+        copy = torch.empty_like(self.x[tile][:, 0])
+        flat = copy.flatten(0, 1)
+
+        def gather(index: Tensor) -> Tensor:
+            torch.index_select(self.samples, 0, index, out=flat)
+            return copy
+
+        return [partial(gather, index.flatten()) for index in self.places[tile].unbind(1)]
+
+    def solve(self, start: Parameters, tile: slice) -> Parameters:
+        """All local steps of one stack of devices."""
         theta = [p.clone(memory_format=torch.contiguous_format) for p in start]
         weights, biases = theta[0::2], [b.unsqueeze(1) for b in theta[1::2]]  # [n, out, in], [n, 1, out]
         scale, last = -ALPHA / self.work.batch, len(weights) - 1
-        outputs = [torch.empty(len(x), self.work.batch, w.shape[1]) for w in weights]
+        batches, onehot = self.batches(tile), self.onehot[tile]
+        outputs = [torch.empty(len(onehot), self.work.batch, w.shape[1]) for w in weights]
         errors = [torch.empty_like(z) for z in outputs]
         for s in range(self.work.steps):
-            layers = [x[:, s % self.work.batches], *outputs[:-1]]  # inputs of each layer, [n, batch, in]
+            layers = [batches[s % self.work.batches](), *outputs[:-1]]  # inputs of each layer, [n, batch, in]
             for k, (w, b) in enumerate(zip(weights, biases, strict=True)):
                 torch.baddbmm(b, layers[k], w.transpose(1, 2), out=outputs[k])
                 if k < last:

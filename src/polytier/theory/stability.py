@@ -27,7 +27,7 @@ from polytier.runs.loop import Loop
 from polytier.runs.smoothness import quick_smoothness
 from polytier.theory.curvature import is_quadratic, quadratic_matrices
 from polytier.theory.linearised import least_eigenvalue
-from polytier.theory.rounds import Level, multiplier, round_map
+from polytier.theory.round_map import Level, multiplier, round_map
 
 WILL, MAY, STABLE = "will diverge", "may diverge", "stable"
 NO_SIGN, UNKNOWN = "no sign of divergence", "not judged"

@@ -144,7 +144,9 @@ def weighted_differences(state: Weights, x: Tensor, present: Tensor) -> Tensor:
     result, width = torch.empty_like(x), max(1, CACHED // m)
     for columns, part in zip(x.split(width, 1), result.split(width, 1), strict=True):
         y = columns - columns.mean(0)  # the differences are the same, with smaller rounding errors
-        part.copy_(total * y - base * y.sum(0) - times(y))
+        torch.mul(total, y, out=part)
+        part -= base * y.sum(0)
+        part -= times(y)
     return result
 
 

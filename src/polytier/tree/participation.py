@@ -7,6 +7,7 @@ import difflib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ class Participation:
                 "give a fraction such as 0.5, count:4, table:FILE or schedule:FILE"
             ) from None
 
-    @property
+    @cached_property
     def everybody(self) -> bool:
         """Whether all nodes take part in all rounds."""
         own_rule = type(self).draw is not Participation.draw

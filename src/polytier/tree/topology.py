@@ -16,6 +16,22 @@ BLOCKS = 32  # largest number of blocks in which the answers of a node's childre
 
 
 @dataclass(frozen=True)
+class Kids:
+    """The children of all nodes of a tier, and in which blocks their answers are summed. It depends on the tree alone.
+
+    ids      | [k] the children, by number in their tier
+    position | [k] the number of each one's parent
+    blocks   | [k] the block of each, numbered from 0 over all parents
+    parents  | [blocks] the parent of each block
+    """
+
+    ids: Tensor
+    position: Tensor
+    blocks: Tensor
+    parents: Tensor
+
+
+@dataclass(frozen=True)
 class Topology:
     """A tree with a server, any number of tiers of teams, and devices.
 
@@ -114,7 +130,7 @@ class Topology:
         """The tier of the devices."""
         return len(self.names) - 1
 
-    @property
+    @cached_property
     def tier_names(self) -> list[str]:
         """Names of the tiers: server, team (or team1, team2, ... from the top), device."""
         teams = ["team"] if self.num_tiers == 3 else [f"team{k}" for k in range(1, self.num_tiers - 1)]
@@ -154,8 +170,35 @@ class Topology:
         """By tier: [size] the key of each node for random draws, made from its name and not from its number."""
         return tuple(name_keys(names) for names in self.names)
 
+    @cached_property
+    def all_kids(self) -> tuple[Kids, ...]:
+        """By tier, except that of the devices: the children of all its nodes."""
+        found = []
+        for tier in range(self.leaf):
+            ids, position = torch.arange(self.size(tier + 1)), self.parents[tier + 1]
+            blocks = self.numbered_blocks(tier + 1, ids, position)
+            found.append(Kids(ids, position, blocks, position[starts_of(blocks)]))
+        return tuple(found)
+
+    def is_whole(self, tier: int, ids: Tensor) -> bool:
+        """Whether `ids` are all nodes of a tier, in order."""
+        return len(ids) == self.size(tier) and bool((ids.numpy() == self._numbers[tier]).all())
+
+    @cached_property
+    def _numbers(self) -> tuple[np.ndarray, ...]:
+        return tuple(np.arange(self.size(tier)) for tier in range(self.num_tiers))
+
+    def numbered_blocks(self, tier: int, ids: Tensor, position: Tensor) -> Tensor:
+        """[k] the blocks of some nodes of a tier, numbered from 0; `position` [k] are the parents, ascending."""
+        block, parent = self.blocks[tier].numpy()[ids.numpy()], position.numpy()
+        number = np.zeros(len(block), dtype=np.int64)
+        np.cumsum((block[1:] != block[:-1]) | (parent[1:] != parent[:-1]), out=number[1:])
+        return torch.from_numpy(number)
+
     def kids(self, tier: int, ids: Tensor) -> tuple[Tensor, Tensor]:
         """[k] the children of the nodes `ids` of a tier, and [k] the position in `ids` of the parent of each."""
+        if self.is_whole(tier, ids):
+            return self.all_kids[tier].ids, self.all_kids[tier].position
         start, end = self.offsets[tier][ids], self.offsets[tier][ids + 1]
         count = end - start
         position = torch.repeat_interleave(torch.arange(len(ids)), count)
@@ -183,6 +226,12 @@ class Topology:
             above = torch.zeros(self.size(tier - 1), dtype=values.dtype)
             sums.insert(0, above.index_add_(0, self.parents[tier], sums[0]))
         return tuple(sums)
+
+
+def starts_of(blocks: Tensor) -> Tensor:
+    """The position at which each block starts; `blocks` [k] are ascending, 0, 0, ..., 1, 1, ..."""
+    number = blocks.numpy()
+    return torch.from_numpy(np.searchsorted(number, np.arange(int(number[-1]) + 1 if len(number) else 0)))
 
 
 def nested(team: np.ndarray, shape: Sequence[int]) -> list[np.ndarray]:
