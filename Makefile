@@ -1,8 +1,11 @@
-# Two commands: `make run` trains PerMFL on bundled data, `make test` checks everything.
+# Two commands: `make run` compares six methods on bundled data, `make test` checks everything.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+# What `make run` compares
+METHODS := local,fedavg,fedavg-ft,hier-fedavg,ditto,permfl
 
 # Chromium, for the tests that open a report: installed where root may; else they are skipped, and say so
 BROWSER := command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
@@ -11,7 +14,8 @@ BROWSER := command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v
 .PHONY: run test faults fuzz docs measure format clean
 
 run: $(VENV)/.run
-	$(BIN)/polytier run --rounds 50
+	$(BIN)/polytier compare $(METHODS) --data digits-sites --split 3:1:1 --steps 20 --rounds 100 --eval-every 5 \
+		--seeds 5 --jobs 2 --out runs/demo
 
 test: $(VENV)/.test
 	$(BIN)/ruff check .

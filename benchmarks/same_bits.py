@@ -5,7 +5,9 @@
 
 REV is checked out into a temporary worktree. Each setting is run there and here by the command line, and the run
 folders are compared: models byte by byte, all numbers exactly, except times. What only this tree writes is ignored,
-what only REV writes is a difference. For the speed, both trees take turns on the works of `polytier bench`.
+what only REV writes is a difference. Fields that a setting does not name have the defaults of REV's classes in both
+trees, so tables of defaults for some data do not matter. For the speed, both trees take turns on the works of
+`polytier bench`.
 Exit code 0: all settings are equal, and the median over the works of the ratio here / REV is at least 0.97.
 
 Only the command line, the files of a run and `polytier.__all__` are used: the inside of the package may change.
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import importlib.util
 import json
 import os
@@ -41,8 +44,9 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 TEXTS = ("metrics.jsonl", "summary.json", "devices.csv", "traffic.csv", "topology.json")
 COMPARED = ("models/**/*.safetensors", *TEXTS, "collaboration.npz", "predicted.npz")
-# keys whose values are never the same: times, and the checksums of records with times
-TIMES = ("seconds", "device_steps_per_second", "crc32", "sha256")
+# keys whose values are never the same: times, the checksums of records with times, and the name of a run, which is a
+# digest of all its settings: a setting that REV does not know changes it
+TIMES = ("seconds", "device_steps_per_second", "crc32", "sha256", "run")
 SHOWN = 3  # differences of a setting that are printed
 SLOWEST, SECONDS = 0.97, 1.5  # the ratio of speeds that is still accepted; how long one measurement takes
 
@@ -52,7 +56,9 @@ SHORT = "--rounds 2 --batch-size 16 --quiet"
 POOL = "--devices 10 --teams 2"  # but data of a user's own name their devices
 METHODS = {  # what each method needs, and what makes it short
     **dict.fromkeys(("permfl", "pfedmt", "sfedhp", "hier-fedavg"), "device_steps=3 team_rounds=2"),
-    **dict.fromkeys(("fedavg", "fedprox", "scaffold", "local", "apfl", "per-fedavg"), "device_steps=3"),
+    **dict.fromkeys(
+        ("fedavg", "fedbn", "fedopt", "fedprox", "scaffold", "local", "apfl", "per-fedavg"), "device_steps=3"
+    ),
     **dict.fromkeys(("fedamp", "heurfedamp", "demlearn"), "device_steps=3"),
     **dict.fromkeys(("mfa-rand", "mfa-rr"), "device_steps=3 --models 2"),
     "al2gd": "steps=6 p_team=0.3 p_server=0.3",
@@ -140,7 +146,14 @@ batch_size = 16
 device_participation = 0.75
 [models.teams]
 algorithm = "permfl"
-set = { device_steps = 2, team_rounds = 2 }
+[models.teams.set]
+device_steps = 2
+team_rounds = 2
+device_lr = 0.01
+team_lr = 0.03
+server_lr = 0.6
+device_pull = 0.5
+team_pull = 1.5
 [models.flat]
 algorithm = "scaffold"
 data = "synthetic:max_samples=300"
@@ -270,7 +283,7 @@ class Tree:
     def __init__(self, root: Path, name: str, results: Path) -> None:
         self.root, self.folder, self.files, self.log = root, results / name, results / "files", results / f"{name}.log"
         self.process: Any = None
-        self.methods: list[str] = []
+        self.methods: dict[str, dict[str, float]] = {}  # the numbers among the fields of each, and their defaults
 
     def start(self) -> None:
         command, path = [sys.executable, __file__, "--work"], {"PYTHONPATH": str(self.root / "src")}
@@ -307,7 +320,11 @@ def work() -> None:
     os.dup2(2, 1)  # what polytier prints goes to the log
     import polytier
 
-    print(json.dumps([polytier.__file__, list(polytier.ALGORITHMS)]), file=answers, flush=True)
+    fields = {
+        name: {each.name: each.default for each in dataclasses.fields(kind) if type(each.default) in (int, float)}
+        for name, kind in polytier.ALGORITHMS.items()
+    }
+    print(json.dumps([polytier.__file__, fields]), file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         answer = measure(**request) if "work" in request else [outcome(args) for args in request["commands"]]
@@ -342,12 +359,22 @@ def run_setting(tree: Tree, name: str, commands: list[list[str]], rev: Path) -> 
         return [str(error)]
 
 
+def with_fields(words: list[str], methods: dict[str, dict[str, float]]) -> list[str]:
+    """A command line that names the defaults of a method; later words win."""
+    command, method, *more = words
+    if command != "run" or method not in methods:
+        return words
+    fields = methods["fedavg" if method.startswith("mfa") else method]  # the methods of several models are FedAvg
+    return [command, method, *chain.from_iterable(("--set", f"{k}={v}") for k, v in fields.items()), *more]
+
+
 def compare_bits(rev: Tree, here: Tree, settings: dict[str, list[list[str]]], jobs: int) -> bool:
     """Whether all settings are equal."""
     different = 0
     with ThreadPoolExecutor(jobs) as executor:
         for name, commands in settings.items():
             started, trees = time.perf_counter(), (rev, here)
+            commands = [with_fields(words, rev.methods) for words in commands]
             old, new = executor.map(run_setting, trees, [name] * 2, [commands] * 2, [rev.root] * 2)
             before, after = (tree.folder / name for tree in trees)
             if any(old) or any(new):

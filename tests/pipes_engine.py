@@ -29,6 +29,7 @@ from polytier.method.children import Children
 from polytier.method.context import Context
 from polytier.method.execute import execute
 from polytier.method.memory import Memory
+from polytier.method.travel import STATISTICS
 from polytier.runs.loop import Loop
 from polytier.stack.rows import Rows, as_dict, cat_rows, fold, map_rows
 from polytier.tree.topology import Topology
@@ -87,8 +88,8 @@ class Pipes:
         for i, node in enumerate(call.ids.tolist()):
             send(self.below[node], EXACT, ask.part(i, i + 1))
             answer, _ = receive(self.below[node], lambda field: EXACT)
-            if "model" in as_dict(answer):
-                self.context.memory.write(call.tier, "model", call.ids[i : i + 1], as_dict(answer)["model"])
+            for name, rows in as_dict(answer).items():
+                self.context.memory.write(call.tier, name, call.ids[i : i + 1], rows)
 
     def use_workers(self, workers: int) -> None: ...
 
@@ -102,7 +103,8 @@ def codecs(engine: Pipes, call: Call) -> Callable[[str], Codec]:
 
 def kept_model(algorithm: Algorithm, rows: Rows, node: Children) -> Rows:
     names = node._context.memory.names(node.tier)
-    return {"model": node.memory("model", node.initial)} if "model" in names else {}
+    found = {STATISTICS: node.statistics} if STATISTICS in names else {}
+    return {"model": node.memory("model", node.initial), **found} if "model" in names else {}
 
 
 # -- messages -----------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         FedAMP,
         FedAvg,
         FedAvgFT,
+        FedBN,
         FedOpt,
         FedProx,
         FedRep,
@@ -54,10 +55,10 @@ if TYPE_CHECKING:
     from polytier.runs.assemble import assemble
     from polytier.runs.callbacks import EarlyStopping, Progress, RunFolder
     from polytier.runs.contract import check_algorithm
-    from polytier.runs.estimator import PersonalizedClassifier
     from polytier.runs.loop import Callback, Loop, make_loop, train
     from polytier.runs.resume import resume
     from polytier.runs.run import Run
+    from polytier.runs.sklearn_classifier import PersonalizedClassifier
     from polytier.runs.spec import RunSpec
     from polytier.runs.trackers import MLflow, TensorBoard, WandB
     from polytier.stack.rows import Rows
@@ -81,6 +82,7 @@ _HOME = {
         "FedAMP",
         "FedAvg",
         "FedAvgFT",
+        "FedBN",
         "FedOpt",
         "FedProx",
         "FedRep",
@@ -126,7 +128,7 @@ _HOME = {
         "RunFolder",
     ),
     "polytier.runs.contract": ("check_algorithm",),
-    "polytier.runs.estimator": ("PersonalizedClassifier",),
+    "polytier.runs.sklearn_classifier": ("PersonalizedClassifier",),
     "polytier.runs.loop": (
         "Callback",
         "Loop",

@@ -48,12 +48,19 @@ def drawn_pairs(seed, present, t, p):
         k += 1
 
 
-def oracle(p: Problem, x0: np.ndarray, rounds, lr, rho, gamma, domain, sampling, constant_rounds):
+def drawn_alone(seed, present, t, p):
+    """Clients that compare themselves with themselves: those, by rank, whose draw of key "own", round is below p."""
+    ranked = sorted(present, key=lambda c: signed(name_key(c)))
+    return [c for k, c in enumerate(ranked) if draw_uniform(key(seed, "own", t), k) < p]
+
+
+def oracle(p: Problem, x0: np.ndarray, rounds, lr, rho, gamma, domain, sampling, constant_rounds, own_weight=False):
     """Algorithm 1 with dense W; the clients are the nodes below the server."""
     clients = p.nodes[1]
     n = len(clients)
     X: dict[Any, np.ndarray] = dict.fromkeys(clients, x0)
-    W = {i: {j: 1.0 if domain == "box" else 1 / (n - 1) for j in clients if j != i} for i in clients}
+    first = 1.0 if domain == "box" else 1 / n if own_weight else 1 / (n - 1)
+    W = {i: {j: first for j in clients if own_weight or j != i} for i in clients}
 
     def gradient(c, z, t) -> Any:
         if p.leaf == 1:
@@ -74,7 +81,11 @@ def oracle(p: Problem, x0: np.ndarray, rounds, lr, rho, gamma, domain, sampling,
             z = (X[i] + X[j]) / 2
             change = gamma * (gradient(i, z, t) @ gradient(j, z, t))
             W[i][j], W[j][i] = W[i][j] + change, W[j][i] + change
-        for i in {c for pair in pairs for c in pair}:
+        alone = drawn_alone(p.seed, present, t, chance) if own_weight else []
+        for i in alone:
+            g = gradient(i, X[i], t)
+            W[i][i] += gamma * (g @ g)
+        for i in {c for pair in pairs for c in pair} | set(alone):
             others, row = list(W[i]), np.array(list(W[i].values()))
             row = np.clip(row, 0, 1) if domain == "box" else project(row)  # (4)
             W[i] = dict(zip(others, row, strict=True))
@@ -87,7 +98,7 @@ def oracle(p: Problem, x0: np.ndarray, rounds, lr, rho, gamma, domain, sampling,
 
             new[i] = device(i, X[i], t, 0) if p.leaf == 1 else p.ask(1, i, X[i], t, 0, device, "samples")
         X |= new
-    dense = np.array([[W[i].get(j, np.nan) for j in clients] for i in clients])
+    dense = np.array([[W[i][j] if i != j else np.nan for j in clients] for i in clients])
     return np.stack([X[c] for c in clients]), dense
 
 
@@ -153,6 +164,7 @@ def agree(federation: Federation, topology: Topology, rules: list[dict], rounds:
         method.domain,
         method.sampling,
         method.constant_rounds,
+        method.own_weight,
     )
     found = run.personal if method.clients == "devices" else run.team
     assert found is not None
@@ -181,6 +193,24 @@ def test_oracle_of_teams_as_clients(domain, teams, devices):
     topology = Topology.build(federation.ids, np.array(["a", "b", "c", "d", "b", "a", "c", "c", "d", "d", "b"]))
     w = agree(federation, topology, [{}, teams, devices], domain=domain, sampling="all", clients="teams")
     assert len(np.unique(w[~np.isnan(w)])) > 2
+
+
+@pytest.mark.parametrize("sampling", ["constant", "all"])
+@pytest.mark.parametrize("share", [1.0, 0.6])
+def test_oracle_with_own_weights(sampling, share):
+    federation = make()
+    fields = {"domain": "simplex", "own_weight": True, "sampling": sampling, "weight_lr": 0.5}
+    w = agree(federation, Topology.build(federation.ids), [{}, {"fraction": share}], **fields)
+    listened = np.nansum(w, 1)  # the rest of 1 is the client's own weight
+    assert listened.min() < 0.8  # own weights have grown
+    assert len(np.unique(w[~np.isnan(w)].round(6))) > 5
+
+
+def test_oracle_of_teams_with_own_weights():
+    federation = make([f"d{k}" for k in range(11)])
+    topology = Topology.build(federation.ids, np.array(["a", "b", "c", "d", "b", "a", "c", "c", "d", "d", "b"]))
+    fields = {"domain": "simplex", "own_weight": True, "sampling": "all", "weight_lr": 0.5, "clients": "teams"}
+    agree(federation, topology, [{}, {}, {}], **fields)
 
 
 def test_all_weights_are_reached():
@@ -404,11 +434,15 @@ def test_warns_of_a_pull_that_diverges(caplog):
         caplog, CoBo(0.1, 20.0, domain="simplex"), data
     )
     assert "use device_pull = 0.2" in warned(caplog, CoBo("1/(10+t)", 0.4), data)
+    assert not warned(caplog, CoBo(0.1, 19.9, domain="simplex", own_weight=True), data)
+    assert "device_pull * 1 = 2 " in warned(caplog, CoBo(0.1, 20.0, domain="simplex", own_weight=True), data)
 
 
 def test_settings_that_cannot_work():
     with pytest.raises(ValueError, match='got 1; add some, or use domain = "box"'):
         make_loop(CoBo(domain="simplex"), make(["d1"]), "mclr", **SETTINGS)
+    with pytest.raises(ValueError, match='own_weight = true needs domain = "simplex"'):
+        make_loop(CoBo(own_weight=True), make(), "mclr", **SETTINGS)
     with pytest.raises(ValueError, match="needs a tree with teams"):
         make_loop(CoBo(clients="teams"), make(), "mclr", **SETTINGS)
     run = train(CoBo(), make(["d1"]), "mclr", rounds=2, **SETTINGS)  # alone it trains alone

@@ -59,6 +59,11 @@ BAD = {
     ("cobo", "--set", "domain=simplex", "--devices", "1", "--teams", "0"): "2 clients or more",
     ("cobo", "--device-participation", "schedule:none.csv"): "none.csv",
     ("permfl", "--team-formation", "learned:none"): "none",
+    ("local", "--data", "text:nowhere"): "write --data text:FOLDER",
+    ("local", "--data", "sentences:tokenizer=nothing"): "there is no tokenizer 'nothing'",
+    ("local", "--data", "sentences", "--model", "gpt:context=8"): "the model takes at most 8",
+    ("local", "--data", "sentences", "--model", "dnn"): "try gpt or lstm",
+    ("local", "--model", "gpt"): "model gpt takes token ids",
     ("sfedhp", "--codec", "spars"): "sparse",
 }
 

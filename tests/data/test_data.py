@@ -21,9 +21,9 @@ from sklearn.datasets import load_digits
 from polytier._text import bind, own_arguments, parse_text
 from polytier.data import sources
 from polytier.data.build import build_federation
-from polytier.data.datasets import from_huggingface
 from polytier.data.federation import Federation
-from polytier.data.own import load_npz
+from polytier.data.huggingface import from_huggingface
+from polytier.data.own_npz import load_npz
 from polytier.data.partition import PARTITIONS, Assignment, apportion
 from polytier.data.sources import SOURCES, Source
 from polytier.data.synthetic import quadratic_clusters, quadratics, synthetic, synthetic_of_pfedme, tridiagonal
@@ -1103,7 +1103,7 @@ def test_clusters_reach_the_federation():
     ("given", "reason"),
     [
         ({"data": "minst"}, "no data set or .npz file 'minst'; did you mean 'mnist'"),
-        ({"data": "table.csv"}, "available: digits, digits-sites, synthetic"),
+        ({"data": "table.csv"}, "available: digits, digits-sites, sentences, synthetic"),
         ({"devices": 0}, "devices at 1; got seed 0 and 0 devices"),
         ({"seed": -1}, "seeds start at 0"),
         ({"devices": 3, "teams": 4}, "4 teams of 3 devices"),
@@ -1222,15 +1222,30 @@ def test_counts_per_class_do_not_go_with_a_function():
         build_federation(devices=3, per_class=(10, 5), partition=in_turn)
 
 
-def test_digits_at_sites_are_the_digits_turned_by_the_site():
+def test_digits_at_sites_are_the_digits_turned_by_the_site_and_named_by_the_device():
     plain, turned = SOURCES["digits"](None), SOURCES["digits-sites"](None, 20, seed=3)
-    assert len(turned.x) == len(plain.x)
     assert turned.device is not None
     assert turned.team is not None
-    rows = np.concatenate([np.rot90(turned.x[turned.team == site], -site, axes=(2, 3)) for site in range(4)])
-    labels = np.concatenate([turned.y[turned.team == site] for site in range(4)])
-    found = np.concatenate([rows.reshape(len(rows), -1), labels[:, None]], 1)
-    wanted = np.concatenate([plain.x.reshape(len(rows), -1), plain.y[:, None]], 1)
-    assert np.array_equal(found[np.lexsort(found.T)], wanted[np.lexsort(wanted.T)])  # every image once
-    assert np.bincount(turned.device).min() >= 20
+    straight = np.stack([np.rot90(x[0], -site).ravel() for x, site in zip(turned.x, turned.team, strict=True)])
+    known = plain.x.reshape(len(plain.x), -1)
+    order, wanted = np.lexsort(straight.T), np.lexsort(known.T)
+    assert np.array_equal(straight[order], known[wanted])  # every image once
+    assert np.bincount(turned.device).min() >= 15
     assert [len(np.unique(turned.team[turned.device == device])) for device in range(20)] == [1] * 20
+    other = turned.y[order] != plain.y[wanted]
+    renamed = set(turned.device[order][other])
+    assert renamed <= set(range(1, 20, 2))
+    assert len(renamed) > 5
+    for device in renamed:  # two digits have each other's name
+        here = other & (turned.device[order] == device)
+        pairs = set(zip(turned.y[order][here], plain.y[wanted][here], strict=True))
+        assert len({frozenset(pair) for pair in pairs}) == 1
+
+
+def test_what_is_kept_of_the_bounds_does_not_hang_on_their_memory():
+    """Bounds that are sent to a worker process move to shared memory; a view of them would read freed memory."""
+    federation = build_federation("digits", devices=4)
+    starts = federation.training[0]
+    assert not np.shares_memory(starts, federation.bounds.numpy())
+    federation.bounds.share_memory_()
+    np.testing.assert_array_equal(starts, federation.bounds[:, 0])

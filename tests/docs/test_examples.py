@@ -1,5 +1,6 @@
 """Every script of examples/ runs, and what it prints makes the point it is there for."""
 
+import json
 import re
 import runpy
 import sys
@@ -79,3 +80,14 @@ def test_learned_teams_are_the_true_kinds_and_beat_random_ones(play, tmp_path):
     random, learned = (float(number) for number in re.findall(r"accuracy: personal ([\d.]+)", text))
     assert learned > random + 15
     assert (tmp_path / "cobo" / "collaboration.npz").exists()
+
+
+def test_a_comparison_is_drawn(play, tmp_path):
+    found = {"mean": 0.8, "low": 0.7, "high": 0.9}
+    methods = [
+        {"method": "permfl", "personal": found, "team": found, "global": found},
+        {"method": "local", "personal": found, "team": None, "global": None},
+    ]
+    (tmp_path / "compare.json").write_text(json.dumps({"methods": methods}))
+    assert play("plot_comparison.py", str(tmp_path), "-o", "drawn.png") == "wrote drawn.png\n"
+    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")

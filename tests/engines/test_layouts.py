@@ -145,7 +145,8 @@ def test_every_node_a_process():
     topology = Topology.build(federation.ids, ["a", "b", "a", "b"])
     processes = Processes(topology)
     try:
-        for algorithm, codec, upload in (
+        normed = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
+        for algorithm, codec, upload, *module in (
             (PERMFL, None, None),
             (PERMFL, "float16", None),
             (PERMFL, "int8", "clip:0.1,noise:0.5"),
@@ -153,6 +154,8 @@ def test_every_node_a_process():
             (FedAvg(0.1, 3), "top:0.3", "clip:0.1"),
             (PFedMe(0.1, 0.1, device_steps=2, local_rounds=2), None, None),
             (IFCA(0.1, 2), "int8", "clip:0.1,noise:1.0"),
+            (PERMFL, None, None, normed),
+            (FedAvg(0.1, 2), "int8", "clip:0.1", normed),
         ):
             settings: dict[str, Any] = {
                 "topology": topology,
@@ -160,11 +163,15 @@ def test_every_node_a_process():
                 "device_participation": 0.5,
                 "codec": codec,
                 "upload": upload,
+                "local_layers": "1.*" if module and isinstance(algorithm, FedAvg) else None,
             }
-            expected = train(algorithm, federation, "mclr", rounds=2, **settings)
-            with make_loop(algorithm, federation, "mclr", **settings) as training:
+            model = module[0] if module else "mclr"
+            expected = train(algorithm, federation, model, rounds=2, **settings)
+            with make_loop(algorithm, federation, model, **settings) as training:
                 processes.attach(training)
                 found = training.run(2)
+            assert all(torch.equal(rows, expected.statistics[kind]) for kind, rows in found.statistics.items())
+            assert bool(found.statistics) == bool(module)
             same(found, expected, "bytes", "participants")  # a team counts its own
             link = training.context.topology.link(1)
             assert found.ledger.total()[link] == expected.ledger.total()[link]

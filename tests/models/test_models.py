@@ -9,7 +9,7 @@ from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from polytier.models.losses import quadratic_loss
-from polytier.models.zoo import MODELS, make_model
+from polytier.models.zoo import LANGUAGE_MODELS, MODELS, make_model
 
 SMALL = {  # name: inputs and arguments that make the model tiny
     "mclr": ((7,), {}),
@@ -61,7 +61,7 @@ def stack_of(name, model, inputs, devices=3, batch=2):
 
 
 def test_every_model_is_tested():
-    assert SMALL.keys() == MODELS.keys()
+    assert SMALL.keys() | LANGUAGE_MODELS.keys() == MODELS.keys()  # those are in test_language.py
 
 
 def test_sizes_of_the_papers():
@@ -155,7 +155,7 @@ def own_module(tmp_path, monkeypatch):
         "def tiny(inputs, num_classes):\n"
         "    return torch.nn.Linear(inputs[0], num_classes)\n"
         "def normed(inputs, num_classes):\n"
-        "    return torch.nn.Sequential(torch.nn.Linear(inputs[0], 4), torch.nn.BatchNorm1d(4))\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(inputs[0], 4), torch.nn.SyncBatchNorm(4))\n"
         "def stateless(inputs, num_classes):\n"
         "    return torch.nn.Sequential(torch.nn.Linear(inputs[0], 4),\n"
         "                               torch.nn.BatchNorm1d(4, track_running_stats=False))\n"
@@ -190,7 +190,7 @@ def test_own_factory():
         ("own_models:torch", "'module' object is not callable"),
         ("own_models:nothing", "gave NoneType; return a Module"),
         ("own_models:empty", "ReLU; return a Module that has parameters"),
-        ("own_models:normed", "BatchNorm1d '1'.*GroupNorm"),
+        ("own_models:normed", "SyncBatchNorm '1'.*GroupNorm"),
         ("own_models:stateless", "BatchNorm1d '1'.*GroupNorm"),
     ],
 )

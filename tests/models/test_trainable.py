@@ -42,7 +42,7 @@ def test_a_text_is_read_and_written(text):
         ("layers", "layers=PATTERN"),
         ("layers=", "joined by"),
         ("layers=a++b", "joined by"),
-        ("head=x", "all, head or layers=PATTERN"),
+        ("head=x", "all, head, layers=PATTERN or lora"),
         (3, "a text such as 'head'"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 
 from plans import runs_of
 from polytier.papers import mfa
-from polytier.papers import mfa_readings as read
+from polytier.papers import mfa_values as read
 from polytier.runs.methods import make_method
 from polytier.runs.model_specs import model_tables, own_fields
 from polytier.runs.spec import check_spec

@@ -11,7 +11,7 @@ from polytier.papers import permfl
 from polytier.papers.claims import ahead, alike, rising, settled
 from polytier.papers.permfl_figures import TABLE1, UNCERTAIN
 from polytier.papers.plan import Item, PlannedRun
-from polytier.papers.readings import by_round, pooled
+from polytier.papers.run_values import by_round, pooled
 
 FULL = {item.name: item for item in permfl.items("full")}
 QUICK = {item.name: item for item in permfl.items("quick")}

@@ -14,7 +14,7 @@ from polytier.models.zoo import make_model
 from polytier.papers import sfedhp
 from polytier.papers.plan import Item, PlannedRun
 from polytier.papers.sfedhp_figures import AHEAD, LAMBDAS, TABLE_I, TABLES
-from polytier.papers.sfedhp_readings import (
+from polytier.papers.sfedhp_values import (
     ahead,
     best,
     cumulated,

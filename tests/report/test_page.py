@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from commands import call
 from polytier.files.lock import FolderLock
 from polytier.report import blocks, device_charts, page_contents
 from polytier.report.grouping import studies
 from polytier.report.page import render
+from polytier.report.server import make_server
 from run_folders import ALL, make_all, make_run
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 800}
 # texts of charts that are outside their picture, and pairs of texts that overlap
 UNREADABLE = """() => [...document.querySelectorAll("svg[role=img]")].flatMap((chart) => {
@@ -29,6 +34,10 @@ UNREADABLE = """() => [...document.querySelectorAll("svg[role=img]")].flatMap((c
   });
   return bad;
 })"""
+
+
+# every card that is not folded holds a chart or a table
+DRAWN = """() => [...document.querySelectorAll(".card")].every((card) => card.querySelector("svg, table"))"""
 
 
 def every(parts: Any, kind: Any) -> list[Any]:
@@ -171,13 +180,37 @@ def test_devices_are_searched_sorted_and_turned_over(visit, many):
     assert card.locator("thead th").nth(4).inner_text() == "personal, %"
 
 
-@pytest.mark.parametrize(("size", "scheme"), [(WIDE, "light"), (PHONE, "dark")], ids=["wide", "phone"])
-def test_labels_are_whole_and_axe_finds_nothing(visit, report, many, size, scheme):
+@pytest.fixture(scope="module")
+def addresses(tmp_path_factory, report, many) -> Iterator[dict[str, str]]:
+    """One page of every kind: two comparisons, one run, CoBo, several models, and `watch` with a run under way."""
+    root = tmp_path_factory.mktemp("kinds")
+    make_run(root / "single" / "run", "permfl")
+    make_run(root / "cobo" / "run", "cobo")
+    several = ("--devices", 6, "--rounds", 2, "--quiet", "--out", root / "several" / "run")
+    call("run", EXAMPLES / "several_models.toml", *several)
+    found = {kind: write_page(root / kind, root / f"{kind}.html") for kind in ("single", "cobo", "several")}
+    make_run(root / "runs" / "done", "fedavg", partition="labels:3")
+    make_run(root / "runs" / "now", "permfl", done=2)
+    with make_server(root / "runs", 0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        watch = f"http://127.0.0.1:{server.server_address[1]}/"
+        yield {"comparison": report.as_uri(), "many": many, **found, "watch": watch}
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("kind", ["comparison", "many", "single", "cobo", "several", "watch"])
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
+def test_labels_are_whole_and_axe_finds_nothing(visit, addresses, kind, size):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
-    for address in (report.as_uri(), many):
-        page = visit(address, viewport=size, color_scheme=scheme)
-        page.locator("details").last.evaluate("(part) => { part.open = true; }")
+    for scheme in ("light", "dark"):
+        page = visit(addresses[kind], viewport=size, color_scheme=scheme)
+        page.evaluate("() => document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+        page.wait_for_function(DRAWN)
         assert page.evaluate(UNREADABLE) == []
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")  # only tables scroll sideways
+        assert page.locator(".finding").first.inner_text().count(".") >= 1  # what was found, or what is under way
         assert [fault["id"] for fault in axe.run(page).response["violations"]] == []
 
 

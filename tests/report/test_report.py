@@ -41,6 +41,18 @@ def rows_by_name(table: blocks.Table) -> dict[str, dict[str, blocks.Cell]]:
 # -- from folders to blocks ---------------------------------------------------------------------------
 
 
+def test_methods_with_other_rounds_and_the_same_work_share_an_axis_of_gradients(tmp_path):
+    make_run(tmp_path / "permfl-0", "permfl", done=2, rounds=2)
+    make_run(tmp_path / "local-0", "local")
+    chart = of_kind(page_contents.page_of([tmp_path])[2], blocks.Lines)["Test accuracy by gradients"]
+    assert chart.x == "gradients per device"
+    # 60 steps of 6 devices, in two rounds and in five
+    assert {series.name: series.x for series in chart.series} == {"permfl": [5, 10], "local": [2, 4, 6, 8, 10]}
+    assert "of the personal model" not in chart.note  # both are judged by it
+    make_run(tmp_path / "fedavg-0", "fedavg", done=2)  # has not ended: its gradients are not known
+    assert of_kind(page_contents.page_of([tmp_path])[2], blocks.Lines)["Test accuracy by round"].x == "round"
+
+
 def test_blocks_of_runs(tmp_path):
     title, subtitle, parts = page_contents.page_of([make_all(tmp_path)])
     assert title == "digits, mclr, 6 devices, labels:2"

@@ -38,7 +38,7 @@ def test_values_of_the_papers():
     assert found == {"device_lr": 0.05, "device_steps": 5, "self_weight": 0.5}
     assert settings("fedprox", "fashion-mnist", "dnn")["device_pull"][0] == 0.001
     assert settings("ditto", "cifar-100", "resnet9")["device_lr"] == (0.1, "CoBo, Appendix B")
-    assert settings("fedavg", "digits", "mclr") == {}
+    assert settings("fedavg", "emnist-byclass", "mclr") == {}
     pinned = {field.name: field.default for field in dataclasses.fields(ALGORITHMS["permfl"])}
     for name, (value, _) in settings("permfl", "mnist", "mclr").items():
         assert value == pinned[name]

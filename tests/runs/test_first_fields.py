@@ -16,6 +16,7 @@ from polytier import FedAvg, Federation, PerMFL, train
 from polytier.algorithms import ALGORITHMS
 from polytier.runs import first_fields
 from polytier.runs.assemble import assemble
+from polytier.runs.defaults import settings
 from polytier.runs.first_fields import exact_steps, free_fields, hold_out, scale_advice
 from polytier.runs.spec import RunSpec
 
@@ -74,7 +75,15 @@ def test_what_is_set_wins_and_an_object_is_used_as_it_is():
 def test_bundled_data_and_complete_settings_are_not_searched(monkeypatch):
     monkeypatch.setattr(first_fields.Search, "begin", lambda *_: pytest.fail("searched"))
     few = {"devices": 6, "teams": "2", **SHORT}
-    assert chosen(RunSpec(algorithm="permfl", **few))["device_lr"] == PerMFL().device_lr
+    table = {name: value for name, (value, _) in settings("permfl", "digits", "mclr").items()}
+    found = chosen(RunSpec(algorithm="permfl", **few))
+    assert {name: found[name] for name in table} == table
+    # the steps of teams and of the server follow from the pulls that are used, unless they are set
+    assert {name: found[name] for name in ("team_lr", "server_lr")} == exact_steps(PerMFL(**table), ["team"])
+    own = chosen(RunSpec(algorithm="permfl", set={"team_pull": 1.0, "team_lr": 0.2}, **few))
+    assert (own["team_pull"], own["team_lr"], own["server_lr"]) == (1.0, 0.2, 1.0)
+    flat = chosen(RunSpec(algorithm="permfl", set={"device_pull": 0.5}, **{**few, "teams": "0"}))
+    assert (flat["device_pull"], flat["server_lr"]) == (0.5, 2.0)
     complete = {**dataclasses.asdict(FedAvg()), "device_lr": 0.3}
     assert chosen(python_spec("fedavg", set=complete), federation=made()) == complete
 

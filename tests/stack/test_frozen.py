@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from polytier.data.batches import Batch, Group, share_of_batch
 from polytier.models import zoo as models
 from polytier.models.trainable import Trainable
-from polytier.stack.objective import BATCHINGS, KeyedDropout, Objective, choose_batching, columns
+from polytier.stack.dropout import KeyedDropout
+from polytier.stack.objective import BATCHINGS, Objective, choose_batching, columns
 
 DOUBLE = torch.float64
 HEAD = Trainable.parse("head")
@@ -46,10 +47,15 @@ def module_of(name: str) -> tuple[nn.Module, str, tuple[int, ...], torch.dtype]:
         "images": (models.cnn_fmnist((1, 6, 6), 3), "head", (1, 6, 6), DOUBLE),
         "words": (Words(), "layers=mix.*", (5,), torch.int64),
         "dropout": (dropout, "head", (5,), DOUBLE),
+        "lora": (models.dnn((5,), 3, hidden=(6, 4)), "lora:rank=2,alpha=3", (5,), DOUBLE),
+        "lora-wide": (models.dnn((50,), 3, hidden=(70,)), "lora:rank=3,targets=*", (50,), DOUBLE),
+        "lora-images": (models.cnn_fmnist((1, 6, 6), 3), "lora:rank=2,targets=body.*+head", (1, 6, 6), DOUBLE),
+        "lora-words": (Words(), "lora:rank=2,targets=mix.0+head", (5,), torch.int64),
     }[name]
 
 
-NAMES = ("head", "wide", "body", "biases", "images", "words", "dropout")
+LORA = ("lora", "lora-wide", "lora-images", "lora-words")
+NAMES = ("head", "wide", "body", "biases", "images", "words", "dropout", *LORA)
 
 
 def objective_of(name: str, batching: str = "stacked", dtype: torch.dtype = DOUBLE) -> Objective:
@@ -86,7 +92,8 @@ def most_memory(work: Callable[[], object], kind: str = "") -> int:
 @pytest.mark.parametrize("batching", BATCHINGS)
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_are_those_of_the_whole_model_at_what_trains(name, batching):
-    frozen, whole = objective_of(name, batching), Objective(module_of(name)[0], dtype=DOUBLE, batching="eager")
+    frozen, everything = objective_of(name, batching), Trainable.parse(module_of(name)[1]).apply(module_of(name)[0])
+    whole = Objective(everything.requires_grad_(True), dtype=DOUBLE, batching="eager")
     n, kept = 5, torch.tensor([each in frozen.names for each in whole.names])
     batch, theta = batch_of(name, n), rows_for(frozen, n)
     columns_kept = torch.repeat_interleave(kept, torch.tensor(whole.sizes))
@@ -100,7 +107,7 @@ def test_gradients_are_those_of_the_whole_model_at_what_trains(name, batching):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE], ids=str)
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "images"])
+@pytest.mark.parametrize("name", [n for n in NAMES if "images" not in n])
 def test_a_row_has_the_same_bits_in_any_stack(name, dtype):
     objective = objective_of(name, dtype=dtype)
     batch = batch_of(name, 64, dtype=dtype)

@@ -17,6 +17,7 @@ from polytier.models import zoo as models
 from polytier.models.losses import cross_entropy, squared_error
 from polytier.stack import tracing as graphs
 from polytier.stack.objective import BATCHINGS, Objective, choose_batching, columns, stacks_of
+from polytier.stack.optimizers import LocalOptimizer
 from polytier.stack.rows import aligned, aligned_copy, fold
 from polytier.stack.solvers import proximal_sgd, sgd, step
 
@@ -447,7 +448,7 @@ def test_other_axes_may_be_turned_too():
 
 def local_of(objective: Objective) -> Any:
     """As much of a device as a solver needs."""
-    return SimpleNamespace(grad_pieces=objective.grad_pieces)
+    return SimpleNamespace(grad_pieces=objective.grad_pieces, optimizer=LocalOptimizer())
 
 
 def column(*numbers: float) -> Tensor:
@@ -500,7 +501,7 @@ def test_plain_steps_follow_the_gradient(name):
     (module, loss), objective = small(name), objective_of(name)
     theta, batch = rows_for(objective, 7), batch_of(RAGGED)
     before = copies(theta, batch)
-    held = SimpleNamespace(grad_pieces=lambda rows, _: objective.grad_pieces(rows, batch))
+    held = SimpleNamespace(grad_pieces=lambda rows, _: objective.grad_pieces(rows, batch), optimizer=LocalOptimizer())
     found: Tensor = sgd(held, theta, LR, 2)  # type: ignore[arg-type]
     assert_unchanged(before, theta, batch)
     expected = theta
@@ -617,3 +618,16 @@ def test_what_depends_on_the_data_is_not_traced():
     with pytest.raises(TypeError, match="depend on the data"):
         graphs.trace(lambda x: x if bool(x.sum() > 0) else -x, (torch.ones(2),))
     assert choose_batching(objective, batch_of((5, 5))) == "eager"
+
+
+def test_a_view_of_a_turned_product_is_a_reshape():
+    """Traced from x W^T, whose result is contiguous, and run as (W x^T)^T, whose result is not: the view then fails."""
+    module = nn.Sequential(nn.Linear(4, 3), nn.Flatten(1), nn.Linear(15, 2))  # [B, 5, 4] -> [B, 15] -> [B, 2]
+    stacked, eager = (Objective(module, dtype=DOUBLE, batching=batching) for batching in ("stacked", "eager"))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 6, 5, 4, generator=generator, dtype=DOUBLE)
+    weight = torch.full((4, 6), 1 / 6, dtype=DOUBLE)
+    batch = Batch([Group(slice(None), x, torch.randint(0, 2, (4, 6), generator=generator), weight)], 4)
+    theta = stacked.initial + 0.1 * torch.randn(4, stacked.dimension, generator=generator, dtype=DOUBLE)
+    torch.testing.assert_close(stacked.grad(theta, batch), eager.grad(theta, batch), rtol=0, atol=1e-12)
+    assert choose_batching(stacked, batch) == "stacked"

@@ -20,6 +20,7 @@ from polytier.studies.bench import WORKS as ALL_WORKS
 from polytier.studies.bench_methods import CoBoWork, MFAWork
 from polytier.studies.bench_works import ALPHA, CLASSES, WORKS, HandWritten, Kernels, Work, floats, run_engine
 
+GPT = "gpt:layers=3,width=128"
 TINY = {
     name: replace(
         work,
@@ -30,7 +31,7 @@ TINY = {
         steps=3,
         teams=min(work.teams, 2),
         team_rounds=min(work.team_rounds, 2),
-        model={"dnn:100": "dnn:7", "dnn:500x200": "dnn:7x5"}.get(work.model, work.model),
+        model={"dnn:100": "dnn:7", "dnn:500x200": "dnn:7x5", GPT: "gpt:layers=1,width=8"}.get(work.model, work.model),
     )
     for name, work in WORKS.items()
 }
@@ -61,12 +62,12 @@ def test_contenders_compute_the_same(name, monkeypatch):
     for step in ("ALPHA", "ETA"):  # far enough from the start to tell a step from no step
         monkeypatch.setattr(f"polytier.studies.bench_works.{step}", 0.5)
     work = replace(TINY[name], batches=1)  # one batch holds all samples: no order matters
-    start = torch.cat([p.detach().reshape(1, -1) for p in work.module().parameters()], 1)
+    start = torch.cat([p.detach().reshape(1, -1) for p in work.module().parameters() if p.requires_grad], 1)
     found = global_models(work, rounds=2)
     engine = found.pop("engine")
     assert (engine - start).abs().max() > 1e-2
     bounds = {f"{kind} of {tile}" for kind in ("kernels", "gathered") for tile in (1, 2, 4)}
-    assert set(found) == ({"loop"} if name == "cnn" else {"loop", *bounds})
+    assert set(found) == ({"loop"} if name in ("cnn", "lora") else {"loop", *bounds})
     for model in found.values():
         torch.testing.assert_close(model, engine, atol=1e-4, rtol=0)
 
@@ -126,12 +127,13 @@ def test_loop_and_kernels_walk_through_the_same_batches(name, monkeypatch):
 
 def test_works_are_those_of_the_docs():
     steps = {name: work.device_steps for name, work in WORKS.items()}
-    short = {"round": 40, "teams": 1200}
-    assert steps == {"common": 800, "synthetic": 2000, "dnn": 800, "wide": 400, "permfl": 8000, "cnn": 80, **short}
+    short = {"round": 40, "teams": 1200, "cnn": 80, "lora": 80}
+    assert steps == {"common": 800, "synthetic": 2000, "dnn": 800, "wide": 400, "permfl": 8000, **short}
     sizes = {name: sum(p.numel() for p in work.module().parameters()) for name, work in WORKS.items()}
     assert sizes == {"common": 7850, "synthetic": 610, "dnn": 79510, "wide": 494710, "permfl": 7850, "cnn": 421642} | {
         "round": 7850,
         "teams": 7850,
+        "lora": 631936,
     }
     assert {name: ALL_WORKS[name].device_steps for name in TINY_METHODS} == {"cobo": 15, "cobo80": 159, "mfa": 120}
 
@@ -152,13 +154,12 @@ def test_peers_get_the_common_work():
 @pytest.fixture
 def tiny(monkeypatch):
     monkeypatch.setattr(bench, "WORKS", TINY)
-    monkeypatch.setattr(bench, "SECONDS", 0.0)  # a round a measurement
 
 
 def test_table_and_json(tiny, tmp_path):
     threads = torch.get_num_threads()
     file = tmp_path / "bench.json"
-    result = call("bench", "common", "cnn", "common", "--repeat", 2, "--workers", 1, "--json", file)
+    result = call("bench", "common", "cnn", "common", "--repeat", 2, "--workers", 1, "--seconds", 0, "--json", file)
     assert torch.get_num_threads() == threads
     found = json.loads(file.read_text())
     assert set(found) == {"versions", "cores", "threads", "workers", "repeat", "works"}
@@ -186,8 +187,8 @@ def test_all_works_without_a_name_and_with_two_workers(tiny, monkeypatch, tmp_pa
     asked = []
     figures = {"median": 1.0, "min": 1.0, "max": 1.0}
 
-    def measure(work, repeat, workers):
-        asked.append((repeat, workers))
+    def measure(work, repeat, workers, seconds):
+        asked.append((repeat, workers, seconds))
         return {
             "engine": figures,
             "one_worker": figures,
@@ -199,7 +200,7 @@ def test_all_works_without_a_name_and_with_two_workers(tiny, monkeypatch, tmp_pa
     monkeypatch.setattr(bench, "measure", measure)
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     result = call("bench")
-    assert asked == [(5, 3)] * len(TINY)
+    assert asked == [(5, 3, 1.0)] * len(TINY)
     assert all(name in result.stdout for name in (*WORKS, "one worker"))
 
 
@@ -207,7 +208,7 @@ def test_fixed_cost_is_what_is_left_without_steps(tiny, monkeypatch, tmp_path):
     took = {"engine": 0.010, "more_steps": 0.018}  # seconds per round: 2 ms per step, so 8 ms besides the only step
     monkeypatch.setattr(bench, "WORKS", {"teams": replace(TINY["teams"], steps=1)})
     names = iter(["loop", "kernels", "gathered", "engine", "more_steps"] * 100)
-    monkeypatch.setattr(bench, "calibrate", lambda run, threads: 1)
+    monkeypatch.setattr(bench, "calibrate", lambda run, threads, seconds: 1)
     monkeypatch.setattr(bench, "fastest", lambda kernels: kernels)
     monkeypatch.setattr(bench, "timed", lambda run, rounds, threads: took.get(next(names), 1.0))
     file = tmp_path / "bench.json"
@@ -229,6 +230,7 @@ def test_bad_input_comes_before_the_measuring(monkeypatch, tmp_path):
     monkeypatch.setattr("os.access", lambda _, mode: mode != os.W_OK)
     assert "cannot be written" in call("bench", "--json", file, code=2).stderr
     call("bench", "--repeat", 0, code=2)
+    call("bench", "--seconds", -1, code=2)
 
 
 def test_help_names_the_works():

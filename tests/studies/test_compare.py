@@ -297,6 +297,19 @@ def test_fields_for_forty_steps(method, tiers, inner, expected):
     assert compare.step_fields(ALGORITHMS[method], inner, 40, tiers) == expected
 
 
+def test_a_long_round_counts_as_several_and_the_gradients_stay_equal():
+    shared = check_spec({"rounds": 30, "eval_every": 10, "devices": 8, "teams": "2"})
+    texts = ["permfl.device_steps=20", "permfl.team_rounds=5"]
+    specs, notes = compare.settle(shared, ["permfl", "local"], texts, 20)
+    assert (specs["permfl"].rounds, specs["permfl"].eval_every) == (6, 2)
+    assert (specs["local"].rounds, specs["local"].set) == (30, {"device_steps": 20})
+    assert notes == ["permfl: one of its rounds counts as 5 rounds here, with 100 gradients per device"]
+    # 30 rounds of 20 gradients are no whole number of rounds of 140
+    specs, notes = compare.settle(shared, ["permfl"], ["permfl.device_steps=20", "permfl.team_rounds=7"], 20)
+    assert specs["permfl"].rounds == 30
+    assert notes == ["permfl uses the fields of --set: its number of steps per round may differ from 20"]
+
+
 @pytest.mark.parametrize("name", [n for n in ALGORITHMS if n != "al2gd"])
 def test_every_method_takes_the_gradients_it_is_given(name, here, tmp_path):
     """Whatever a method calls its steps: two rounds of 20. (AL2GD's coin decides how many of its steps are local.)"""

@@ -14,7 +14,7 @@ from commands import call
 from polytier import Source, papers
 from polytier.papers import verdicts as reproduction
 from polytier.papers.plan import Chart, Claim, Curve, Item, Matrix, PlannedRun, Row
-from polytier.papers.readings import accuracy, by_round, last
+from polytier.papers.run_values import accuracy, by_round, last
 from polytier.report.blocks import Matrices, Panels, Table
 from polytier.studies import run_queue as tasks
 

@@ -95,11 +95,36 @@ def test_after_a_break_it_goes_on_as_if_there_had_been_none(tmp_path, monkeypatc
     assert {t["state"] for t in trials_of("whole")} == {"done", "pruned"}
     assert all(t["rounds"] < 4 for t in trials_of("whole") if t["state"] == "pruned")
     assert (tmp_path / "broken/best.toml").read_text() == (tmp_path / "whole/best.toml").read_text()
-    # all step sizes and pulls, by default
-    assert list(trials_of("whole")[0]["fields"]) == ["device_lr", "team_lr", "server_lr", "device_pull", "team_pull"]
+    # all step sizes and pulls, by default; those of teams and of the server follow from the pulls
+    assert list(trials_of("whole")[0]["fields"]) == ["device_lr", "device_pull", "team_pull", "team_lr", "server_lr"]
+    for trial in trials_of("whole")[1:]:
+        own = trial["fields"]
+        assert own["team_lr"] == pytest.approx(1 / (own["device_pull"] + own["team_pull"]), rel=0.06)  # two digits
+        assert own["server_lr"] == pytest.approx(1 / own["team_pull"], rel=0.06)
     assert "rounds 4 (now 5)" in call("tune", *args, "--rounds", 5, "--out", "broken", code=2).stderr
     assert "seeds 1 (now 2)" in call("tune", *args, "--seeds", 2, "--out", "broken", code=2).stderr
     assert trials_of("broken") == trials_of("whole")
+
+
+def test_steps_that_are_named_are_searched_for_and_follow_nothing():
+    method = ALGORITHMS["permfl"]()
+    assert list(read_space("permfl", method, ["team_lr"], following=["team_lr", "server_lr"])) == ["team_lr"]
+    assert list(read_space("permfl", method, [], following=["team_lr"])) == [
+        "device_lr",
+        "server_lr",
+        "device_pull",
+        "team_pull",
+    ]
+
+
+def test_the_first_trial_is_the_current_setting_even_if_its_steps_do_not_follow():
+    args = ("permfl", *SMALL, *STEPS, "--rounds", 1, "--set", "team_rounds=1", "--set", "team_lr=0.5", "--trials", 2)
+    call("tune", *args, "--quiet", "--out", "out")
+    first, second = trials_of("out")
+    assert first["fields"]["team_lr"] == 0.5
+    assert second["fields"]["team_lr"] == pytest.approx(
+        1 / (second["fields"]["device_pull"] + second["fields"]["team_pull"]), rel=0.06
+    )
 
 
 def test_test_samples_have_no_say(tmp_path):

@@ -19,11 +19,11 @@ from polytier.runs.loop import Loop, make_loop
 from polytier.runs.smoothness import first_vector, hessian_product, quick_smoothness
 from polytier.theory.check import check_training
 from polytier.theory.curvature import curvature, extremes, softmax_smoothness
+from polytier.theory.formulas import condition, prediction, with_derived
 from polytier.theory.measure import Trail, measure
 from polytier.theory.permfl import conditions as permfl_conditions
 from polytier.theory.permfl import predictions as permfl_predictions
-from polytier.theory.rounds import Level, multiplier
-from polytier.theory.rules import condition, prediction, with_derived
+from polytier.theory.round_map import Level, multiplier
 from polytier.theory.stability import STABLE, WILL, round_matrix, spectral_radius, warnings
 from polytier.theory.stability import settings as settings_of
 

@@ -24,6 +24,7 @@ from polytier.algorithms.fc import FC
 from polytier.algorithms.fedamp import FedAMP, HeurFedAMP
 from polytier.algorithms.fedavg import FedAvg
 from polytier.algorithms.fedavg_ft import FedAvgFT
+from polytier.algorithms.fedbn import FedBN
 from polytier.algorithms.fedopt import FedOpt
 from polytier.algorithms.fedprox import FedProx
 from polytier.algorithms.fedrep import FedRep
@@ -72,6 +73,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "apfl": APFL,
     "fedrep": FedRep,
     "fedopt": FedOpt,
+    "fedbn": FedBN,
 }
 
 __all__ = [
@@ -88,6 +90,7 @@ __all__ = [
     "FedAMP",
     "FedAvg",
     "FedAvgFT",
+    "FedBN",
     "FedOpt",
     "FedProx",
     "FedRep",

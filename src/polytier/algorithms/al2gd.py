@@ -58,6 +58,7 @@ from polytier.stack.solvers import sgd
 
 @dataclass(frozen=True)
 class AL2GD(Algorithm):
+    any_optimizer: ClassVar[bool] = True
     budget: ClassVar[dict[str, float]] = {"steps": 1.0}  # pulls are counted as steps too
     model_fields: ClassVar[tuple[str, ...]] = ()  # devices receive means, never the model from which they continue
     device_lr: float = parameter(0.01, "alpha", "step size of a device", above=0)

@@ -11,11 +11,13 @@ where each w_ij in [0, 1] maximises w_ij <grad f_i(z_ij), grad f_j(z_ij)> at the
 
 symbol | field        | shape  | meaning
 x_i    | client model | [n, d] | kept as "model"; the server keeps a copy of each
-w_ij   | state        |        | weights, 1 at first (simplex: 1 / (n - 1)); stored as in `polytier.tree.pair_weights`
+w_ij   | state        |        | weights, 1 at first (simplex: all equal); stored as in `polytier.tree.pair_weights`
 eta    | device_lr    |        | step size of a client (one number, or one per device)
 rho    | device_pull  |        | strength of the pull to the others; with all weights 1, eta * rho * n must be below 2
 gamma  | weight_lr    |        | step size of a weight; with a schedule such as 50/(500+t) weights settle at 0 or 1
 W      | domain       |        | "box": w_ij = w_ji in [0, 1]; "simplex": the weights of a client are >= 0 and sum to 1
+       | own_weight   |        | simplex: whether a client has a weight w_ii too, which competes with the others and
+                                 pulls to nothing; the pair (i, i) is drawn and compared as others are, at z_ii = x_i
        | sampling     |        | probability with which a pair is compared in round t = 1, 2, ...: "constant" 1/n,
                                  "inverse" 1/t, "mixed" 1/n in the first `constant_rounds` rounds and then 1/t, "all" 1
        | clients      |        | "devices" (teams are ignored), or "teams": every team is one client; its model is the
@@ -25,6 +27,9 @@ Clients that do not take part in a round keep their model and their weights, are
 Clients may join and leave; a new one has weight 1 to all (simplex: the weights of a client are over all clients,
 present or not). A client that is in several pairs of a round uses the same mini-batch at all its midpoints. A round
 takes O((n + P) d) time, where P is the number of pairs that were ever changed; memory grows with P and not with n^2.
+
+The paper's figure of the language experiment has a weight of each client for itself; its rule is not stated. Here it
+is Eq. 4 with j = i, where both gradients are those of one mini-batch: their product is |g_i|^2.
 
 Differs from the paper: the result are the models of the last round, not those of a random one.
 """
@@ -40,6 +45,7 @@ from polytier.method.children import Children
 from polytier.method.local_problem import LocalProblem
 from polytier.method.parameters import Step, parameter
 from polytier.stack.rows import Rows
+from polytier.stack.solvers import follow
 from polytier.tree.collaboration import Collaboration
 from polytier.tree.pair_weights import (
     Weights,
@@ -56,6 +62,7 @@ HELD = 1 << 24  # numbers of midpoints in memory at once
 
 @dataclass(frozen=True)
 class CoBo(Algorithm):
+    any_optimizer: ClassVar[bool] = True
     # per round a gradient at the client's own model, and on average about one at midpoints
     budget: ClassVar[dict[str, float]] = {"rounds": 0.5}
     # a client continues from its own model, of which the server has a copy; gradients at midpoints are sent too
@@ -69,6 +76,7 @@ class CoBo(Algorithm):
     )
     constant_rounds: int = parameter(80, "", "mixed sampling: first rounds, in which the probability is 1/n", least=0)
     clients: str = parameter("devices", "", "what a client is", choices=("devices", "teams"))
+    own_weight: bool = parameter(False, "", "simplex: whether a client has a weight for itself too")
 
     @property
     def tiers(self) -> int | None:  # type: ignore[override]
@@ -78,11 +86,14 @@ class CoBo(Algorithm):
         n = len(server.kids[0])
         if self.clients == "teams" and server.num_tiers == 2:
             raise ValueError('clients = "teams" needs a tree with teams; form some, or use clients = "devices"')
+        if self.own_weight and self.domain == "box":
+            raise ValueError('own_weight = true needs domain = "simplex": in a box it changes no other weight')
         if self.domain == "simplex" and n < 2:
             raise ValueError('domain = "simplex" needs 2 clients or more, got 1; add some, or use domain = "box"')
         eta = float(server.device_values(self.device_lr).max())
         # the largest eigenvalue of x -> sum_k w_ik (x_i - x_k) with the first weights
         number, what, scaled = (n, "n", ", scaled by 1/n") if self.domain == "box" else (n / (n - 1), "n/(n-1)", "")
+        number, what = (1, "1") if self.own_weight else (number, what)
         product, better = eta * self.device_pull * number, f"use device_pull = {1 / (eta * number):.3g}{scaled}"
         warning = f"device_lr * device_pull * {what} = {product:g} with n = {n} clients; models diverge at 2: {better}"
         return [warning] if product >= 2 else []
@@ -93,7 +104,7 @@ class CoBo(Algorithm):
     def server(self, W: Weights, clients: Children) -> Weights:
         """Round t of Algorithm 1, for the clients that take part (in the paper: all)."""
         n, present = len(clients.kids[0]), clients.draw()[0]
-        W = started(W, n, 1.0 if self.domain == "box" else 1 / max(1, n - 1))
+        W = started(W, n, 1.0 if self.domain == "box" else 1 / max(1, n - 1 + self.own_weight))
         if not len(present):
             return W
         x = models(present, clients)  # x_i^t
@@ -112,7 +123,7 @@ class CoBo(Algorithm):
             g_a, g_b = gradients(z, present[a], present[b], clients)  # line 13
             products.append((g_a * g_b).sum(1))
         change = clients.value(self.weight_lr) * torch.cat(products)
-        return step(W, present[i], present[j], change, self.domain)  # Eq. 4
+        return step(W, present[i], present[j], change, self.domain, self.own_weight)  # Eq. 4
 
     def draw_pairs(self, present: Tensor, clients: Children) -> tuple[Tensor, Tensor]:
         """[P], [P] the pairs that are compared in this round, as positions in `present`."""
@@ -121,7 +132,8 @@ class CoBo(Algorithm):
         p = 1.0 if self.sampling == "all" else 1 / m if constant else 1 / t
         a, b = sample_pairs(lambda k: clients.shared("pairs", k), m, p)
         rank = clients.by_name(present)  # which pairs are drawn does not depend on the order of the clients
-        return rank[a], rank[b]
+        own = rank[clients.shared("own", m) < p] if self.own_weight else rank[:0]
+        return torch.cat([rank[a], own]), torch.cat([rank[b], own])
 
     def midpoint(self, z: Tensor, local: LocalProblem) -> Tensor:
         """[n, d] the gradients at the midpoints z; called at a team, the mean over its devices, see `Children.call`."""
@@ -137,7 +149,7 @@ class CoBo(Algorithm):
     def device(self, sent: Weights, local: LocalProblem) -> Weights:
         eta, rho = local.value(self.device_lr), self.device_pull
         x = sent["model"] if "model" in sent else local.memory("model", local.initial)
-        x = x - eta * (local.grad(x) + rho * sent["pull"])  # Eq. 3
+        x = follow(local, x, lambda x: local.grad(x) + rho * sent["pull"], eta, 1)  # Eq. 3
         if "model" not in sent:
             local.keep(model=x)
         return {"model": x}

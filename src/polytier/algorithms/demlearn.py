@@ -53,6 +53,7 @@ from polytier.tree.pair_weights import SHOWN
 @dataclass(frozen=True)
 class DemLearn(Algorithm):
     tiers: ClassVar[int | None] = 2
+    any_optimizer: ClassVar[bool] = True
     model_fields: ClassVar[tuple[str, ...]] = ()  # a device starts from a mix of its own model and the one received
     device_lr: Step = parameter(0.05, "", "step size of a device", above=0, per="node")
     device_steps: int = parameter(20, "", "mini-batch steps per device and round", least=1)

@@ -28,12 +28,13 @@ from polytier.method.algorithm import Algorithm
 from polytier.method.children import Children
 from polytier.method.local_problem import LocalProblem
 from polytier.method.parameters import Step, parameter
-from polytier.stack.solvers import proximal_sgd
+from polytier.stack.solvers import follow, proximal_sgd
 
 
 @dataclass(frozen=True)
 class Ditto(Algorithm):
     tiers: ClassVar[int | None] = 2
+    any_optimizer: ClassVar[bool] = True
     budget: ClassVar[dict[str, float]] = {"device_steps": 0.5, "personal_steps": 0.5}
     device_lr: Step = parameter(0.01, "eta_g", "step size of a device on the global model", above=0, per="node")
     device_steps: int = parameter(20, "r", "mini-batch steps per device and round on the global model", least=1)
@@ -50,7 +51,7 @@ class Ditto(Algorithm):
         v = local.memory("model", local.initial)
         v = proximal_sgd(local, v, w, eta, lam, self.personal_steps)  # v - eta (grad f(v) + lambda (v - w^t))
         local.keep(model=v)
-        for _ in range(self.device_steps):
-            # a separate stream, so that the personal model uses the same mini-batches as local training
-            w = w - eta_g * local.grad(w, local.batch(stream="global"))
-        return w
+        # a separate stream, so that the personal model uses the same mini-batches as local training
+        return follow(
+            local, w, lambda w: local.grad(w, local.batch(stream="global")), eta_g, self.device_steps, "global"
+        )

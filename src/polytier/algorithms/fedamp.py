@@ -55,6 +55,7 @@ class Attentive(Algorithm):
     """The common part of FedAMP and HeurFedAMP, which differ in `attention`."""
 
     tiers: ClassVar[int | None] = 2
+    any_optimizer: ClassVar[bool] = True
     device_lr: Step = parameter(0.01, "", "step size of a device", above=0, per="node")
     device_steps: int = parameter(20, "", "mini-batch steps per device and round", least=1)
     device_pull: float = parameter(1.0, "lambda/alpha_k", "pull of a device's model to its cloud model", least=0)

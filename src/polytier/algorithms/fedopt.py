@@ -46,6 +46,7 @@ OPTIMIZERS = ("momentum", "adagrad", "adam", "yogi")
 @dataclass(frozen=True)
 class FedOpt(Algorithm):
     tiers: ClassVar[int | None] = 2
+    any_optimizer: ClassVar[bool] = True
     device_lr: Step = parameter(0.01, "eta_l", "step size of a device", above=0, per="node")
     server_lr: float = parameter(0.01, "eta", "step size of the server", above=0)
     device_steps: int = parameter(20, "K", "mini-batch steps per device and round", least=1)

@@ -24,6 +24,7 @@ from polytier.stack.solvers import sgd
 @dataclass(frozen=True)
 class LocalTraining(Algorithm):
     tiers: ClassVar[int | None] = 2
+    any_optimizer: ClassVar[bool] = True
     device_lr: Step = parameter(0.01, "alpha", "step size of a device", above=0, per="node")
     device_steps: int = parameter(20, "L", "mini-batch steps per device and round", least=1)
 

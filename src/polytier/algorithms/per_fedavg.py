@@ -37,6 +37,7 @@ from polytier.stack.solvers import sgd
 
 @dataclass(frozen=True)
 class PerFedAvg(FedAvg):
+    any_optimizer: ClassVar[bool] = False
     budget: ClassVar[dict[str, float]] = {"device_steps": 0.5}  # two gradients per step
     inner_lr: Step = parameter(0.01, "alpha", "step size inside the objective", least=0, per="node")
     variant: str = parameter("first-order", "", "approximation of the Hessian", choices=("first-order", "hessian-free"))

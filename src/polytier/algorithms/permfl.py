@@ -27,6 +27,7 @@ Differs from the paper: the steps are those of the paper; trees with more or few
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -39,6 +40,7 @@ from polytier.stack.solvers import proximal_sgd
 
 @dataclass(frozen=True)
 class PerMFL(Algorithm):
+    any_optimizer: ClassVar[bool] = True
     device_lr: Step = parameter(0.01, "alpha", "step size of a device", above=0, per="node")
     team_lr: Step = parameter(0.03, "eta", "step size of a team", above=0, per="node")
     server_lr: float = parameter(0.6, "beta", "step size of the server", above=0)

@@ -29,7 +29,7 @@ hidden layer. Kernel and noise are fixed: the last layer of the network scales t
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ from polytier.stack.rows import Rows
 
 @dataclass(frozen=True)
 class PFedGP(FedAvg):
+    any_optimizer: ClassVar[bool] = False
     noise: float = parameter(0.1, "sigma2", "variance of the noise of the labels", least=1e-6)
     inducing: int = parameter(100, "", "largest number of training samples that a device predicts from", least=1)
 

@@ -39,6 +39,7 @@ from polytier.stack.solvers import proximal_sgd
 @dataclass(frozen=True)
 class PFedMe(Algorithm):
     tiers: ClassVar[int | None] = 2
+    any_optimizer: ClassVar[bool] = True
     device_lr: Step = parameter(0.01, "", "step size of the inner solver", above=0, per="node")
     local_lr: Step = parameter(0.01, "eta", "step size of a device's local model", above=0, per="node")
     server_lr: float = parameter(1.0, "beta", "step size of the server", above=0)

@@ -48,6 +48,7 @@ HELD = 1 << 24  # numbers of candidate models in memory at once
 @dataclass(frozen=True)
 class ValidationWeights(Algorithm):
     tiers: ClassVar[int | None] = 2
+    any_optimizer: ClassVar[bool] = True
     model_fields: ClassVar[tuple[str, ...]] = ()  # a device continues from its own model and receives none
     device_lr: Step = parameter(0.01, "", "step size of a device", above=0, per="node")
     device_steps: int = parameter(20, "", "mini-batch steps per device and round", least=1)

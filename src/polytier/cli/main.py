@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from polytier import __version__
 from polytier._errors import outcome
 from polytier._terminal import log, say, wide_console
-from polytier.cli import data, models, report, run, studies
+from polytier.cli import data, network, predict_export, report, run, studies
 from polytier.runs.spec import json_schema
 
 
@@ -66,8 +66,12 @@ app.command()(studies.bench)
 app.command()(report.show)
 app.command()(report.report)
 app.command()(report.watch)
-app.command()(models.predict)
-app.command()(models.export)
+app.command()(predict_export.predict)
+app.command()(predict_export.export)
+app.command()(network.serve)
+app.command()(network.join)
+app.command()(network.replay)
+app.add_typer(network.federation, name="federation")
 data_app = typer.Typer(no_args_is_help=True, help="Data sets.")
 data_app.command()(data.get)
 data_app.command()(data.pack)

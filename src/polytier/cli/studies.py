@@ -182,7 +182,7 @@ def tune(
         typer.Option(
             "--over",
             metavar="FIELD[=SPEC]",
-            show_default="all step sizes and pulls: ..._lr, ..._pull",
+            show_default="all step sizes and pulls, but no steps that follow from pulls",
             help="A field to search over: LOW:HIGH, or A,B,C; alone, a tenth to ten times of what it is "
             "(a whole number: a quarter to four times), or all its choices.",
         ),
@@ -297,7 +297,7 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="WORK",
-            help="Some of common, synthetic, dnn, wide, permfl, cnn, round, teams, cobo, cobo80, mfa.",
+            help="Some of common, synthetic, dnn, wide, permfl, cnn, lora, round, teams, cobo, cobo80, mfa.",
             show_default="all",
         ),
     ] = None,
@@ -320,10 +320,16 @@ def bench(
             show_default="one per core",
         ),
     ] = None,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            "--seconds", parser=real_number(0, 3600), metavar="<float>", help="About how long one measurement takes."
+        ),
+    ] = 1.0,
 ) -> None:
     """Measure device steps per second of the engine, of a hand-written loop and of the bare kernels."""
     set_up_logging(quiet=True, verbose=False)
     loading_torch(quiet=False)
     from polytier.studies.bench import bench_works
 
-    bench_works(works or (), file, repeat, workers)
+    bench_works(works or (), file, repeat, workers, seconds)

@@ -184,6 +184,11 @@ class Batches:
             self._layouts[key] = Layout.of(self.federation, devices, sizes)
         return self._layouts[key]
 
+    def example(self) -> Tensor:
+        """[1, ...] the inputs of one training sample, as models get them."""
+        most = self.federation.samples.argmax().reshape(1)
+        return self.whole(most, "train", 1).groups[0].x[0]
+
     def whole(self, rows: Tensor, split: str = "train", chunk: int | None = None, part: int = 0) -> Batch:
         """All samples of a split as one batch; devices without any are left out.
 

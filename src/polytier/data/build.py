@@ -10,7 +10,7 @@ import torch
 
 from polytier._text import bind
 from polytier.data.federation import Federation, check_samples, one_per_device, split_by_shares, split_numbers
-from polytier.data.own import load_npz
+from polytier.data.own_npz import load_npz
 from polytier.data.pack import is_stored
 from polytier.data.partition import PARTITIONS, Assignment, check_assignment, column
 from polytier.data.sources import GENERATED, SOURCES, Source
@@ -52,8 +52,8 @@ def build_federation(
             data that name their devices keep them.
         per_class: the number of training and test samples of each class, for the partitions labels and per-class.
         team_formation: which devices form a team, by name, such as "random" or "worst".
-        split: how much of a device's samples is for training, validation and test. If the data name their test
-            samples, how much of the training samples is held out for validation.
+        split: how much of a device's samples (of text: of its documents) is for training, validation and test. If the
+            data name their test samples, how much of the training samples is held out for validation.
         standardize: scale the inputs to mean 0 and standard deviation 1.
         seed: of all random numbers.
         device_column: the array of an .npz file that names devices; by default "device".
@@ -96,6 +96,9 @@ def build_federation(
         source = load_npz(str(data), device_column, team_column)
     else:
         source = load_source(data, data_dir, devices, seed)
+    source = source.of_split(split, seed)
+    if source.is_tokens and (partition not in (None, "column") or per_class is not None):
+        raise ValueError("text names its own devices, and tokens are no labels; leave out partition and per_class")
     rng = np.random.default_rng([seed, SHARE])
     if source.device is not None and per_class is None and partition in (None, "column"):
         names, team, assignment = keep_devices(source, devices, teams, team_formation, rng, seed)

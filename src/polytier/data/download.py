@@ -82,10 +82,12 @@ DOWNLOADS: dict[str, tuple[Download, ...]] = {
 BY_HAND = {
     "digits": "digits come with the package; there is nothing to get",
     **{name: f"data of {name} are generated; there is nothing to get" for name in GENERATED},
+    "sentences": "sentences come with the package; there is nothing to get",
     "celeba": "CelebA has to be downloaded by hand from https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html: put the "
     "folder img_align_celeba, list_attr_celeba.txt and, to have persons as devices, identity_CelebA.txt into {}",
     "leaf": "LEAF data are made by its own scripts, https://github.com/TalwalkarLab/leaf: put the folders "
     "train and test with the json files into {}",
+    "text": "text is your own: put one NAME.txt per device into {}, or name another folder: --data text:FOLDER",
 }
 
 

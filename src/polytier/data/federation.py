@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from polytier._text import counted
+from polytier.data import IGNORED
 from polytier.data.population import SPLITS, Population
 
 SPREAD = 1000  # samples that are part of a fingerprint
@@ -82,7 +83,8 @@ class Federation:
         Args:
             x: [N, ...] inputs. uint8 is taken for images, which a model sees as numbers from 0 to 1; floats become
                 float32; other integers (tokens) stay as they are.
-            y: [N, ...] targets. Integers are classes 0, 1, ...; floats are not classes.
+            y: [N, ...] targets. Integers are classes 0, 1, ...; floats are not classes. The targets of tokens [N, T]
+                are the next tokens, or -100 at positions that do not count.
             device: [N] the name of each sample's device, integers or strings.
             team: the name of each sample's team [N], or of each device's team [n] in the sorted order of the devices.
             split: [N] "train", "validation" or "test" (or 0, 1, 2) for each sample. If it is not given, the samples of
@@ -90,7 +92,7 @@ class Federation:
             shares: how much is for training, validation and test, such as (3, 0, 1).
             seed: of the shuffle.
             cluster: the true group of each sample's device [N], or of each device [n].
-            num_classes: by default the largest label + 1.
+            num_classes: by default the largest label + 1; for tokens, the largest id + 1.
 
         Returns:
             The federation; devices are in the sorted order of their names.
@@ -115,7 +117,7 @@ class Federation:
         index = torch.from_numpy(order)
         x, y = x[index], y[index]
         if num_classes is None and not y.is_floating_point() and y.numel():
-            num_classes = int(y.max()) + 1
+            num_classes = int(max(y.max(), x.max()) if are_tokens(x, y) else y.max()) + 1
         return cls(
             x=x if x.dtype == torch.uint8 or not x.is_floating_point() else x.float(),
             y=y.long() if not y.is_floating_point() else y.float(),
@@ -238,7 +240,13 @@ class Federation:
     @cached_property
     def training(self) -> tuple[np.ndarray, np.ndarray]:
         """The index of each device's first training sample [n] and the number of them [n], for mini-batches."""
-        return self.bounds[:, 0].numpy(), self.samples.numpy()
+        # a copy: the bounds may move to shared memory, for worker processes, while others use this federation
+        return self.bounds[:, 0].numpy().copy(), self.samples.numpy()
+
+    @property
+    def is_tokens(self) -> bool:
+        """Whether inputs are sequences of token ids [N, T], each of which has a target."""
+        return are_tokens(self.x, self.y)
 
     def span(self, split: str) -> tuple[Tensor, Tensor]:
         """Where the samples of a split start and end, [n] each."""
@@ -265,7 +273,7 @@ class Federation:
 
     def label_counts(self) -> np.ndarray:
         """[n, classes] the number of samples of each label per device, in all splits; [n, 0] without one label."""
-        if self.num_classes is None or self.y.ndim != 1:
+        if self.num_classes is None or self.y.ndim != 1 or not len(self.y):  # a server has no samples
             return np.zeros((len(self), 0), dtype=np.int64)
         owner = np.repeat(np.arange(len(self)), (self.bounds[:, 3] - self.bounds[:, 0]).numpy())
         counts = np.zeros((len(self), self.num_classes), dtype=np.int64)
@@ -355,9 +363,26 @@ def check_samples(x: Tensor, y: Tensor, device_of: Callable[[int], Any]) -> None
                 f"{name} has {len(rows)} rows with NaN or infinity, the first in row {int(rows[0])} "
                 f"(device {device_of(int(rows[0]))}); remove or fill them"
             )
-    if not y.is_floating_point() and not 0 <= int(y.min()) <= int(y.max()) < MOST_CLASSES:
-        wrong = int(y.min()) if int(y.min()) < 0 else int(y.max())
-        raise ValueError(f"labels must be 0, 1, 2, ... and below {MOST_CLASSES:,}; got {wrong}")
+    tokens = are_tokens(x, y)
+    if tokens:
+        check_labels(x, "token ids")
+    if not y.is_floating_point():
+        check_labels(y[y != IGNORED] if tokens else y, "labels")
+
+
+def check_labels(y: Tensor, what: str) -> None:
+    """Raise a ValueError unless all numbers can be classes; `what` names them in the message."""
+    lowest, highest = (int(y.min()), int(y.max())) if y.numel() else (0, 0)
+    if not 0 <= lowest <= highest < MOST_CLASSES:
+        raise ValueError(
+            f"{what} must be 0, 1, 2, ... and below {MOST_CLASSES:,}; got {lowest if lowest < 0 else highest}"
+        )
+
+
+def are_tokens(x: Tensor, y: Tensor) -> bool:
+    """Whether inputs are sequences of token ids [N, T], each of which has a target."""
+    whole = not x.is_floating_point() and x.dtype != torch.uint8 and not y.is_floating_point()
+    return whole and x.ndim == 2 and x.shape == y.shape
 
 
 def split_numbers(split: Sequence | np.ndarray, num_samples: int) -> np.ndarray:

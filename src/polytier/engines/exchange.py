@@ -25,10 +25,9 @@ from polytier.messages.transforms import Transform
 from polytier.method.algorithm import Algorithm
 from polytier.method.call import Call
 from polytier.method.context import Context
+from polytier.method.travel import OWN_PROGRAMS
 from polytier.stack.rows import Rows, as_dict, map_rows
 from polytier.tree import random
-
-OWN_PROGRAMS = ("solve", "team", "device")  # calls of the program of a tier, whose answers may be models
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,9 @@ class Algorithm:
         budget: for comparisons at equal cost, the share of the gradients per device and round that each field of steps
             gets. ``"rounds"``: the method has no such field and takes 1 / share gradients per device in one of its
             rounds; several of these rounds count as one.
+        local_layers: patterns of the parameters that stay at the devices, joined by "+", unless the run has others.
+        any_optimizer: whether every step of a device is one of `polytier.stack.solvers`, so that the run may have
+            another local optimiser than sgd.
 
     Raises:
         ValueError: on construction, if the value of a field is not allowed.
@@ -71,6 +74,8 @@ class Algorithm:
 
     tiers: ClassVar[int | None] = None
     budget: ClassVar[dict[str, float]] = {"device_steps": 1.0}
+    any_optimizer: ClassVar[bool] = False
+    local_layers: ClassVar[str] = ""
     # Fields of an answer to `solve` that are models ("": the answer is a plain tensor). Transforms of uploads and
     # codecs of changes act on these fields alone. Empty if models or gradients are sent up that have no `reference`;
     # such transforms and codecs are then refused

@@ -16,6 +16,7 @@ from polytier.data.federation import SPLITS
 from polytier.method.call import Call, Clock
 from polytier.method.node import Node
 from polytier.method.parameters import Step
+from polytier.method.travel import OWN_PROGRAMS, STATISTICS, without_statistics
 from polytier.stack.rows import Answered, Answers, Rows, Sums, as_dict, cat_rows, map_rows, share_of_samples
 from polytier.tree import random
 from polytier.tree.topology import Kids, starts_of
@@ -59,6 +60,24 @@ class Children(Node):
     def _calls(self) -> Counter[str]:
         """How often each method was called by this node."""
         return Counter()
+
+    # -- running statistics of BatchNorm layers, see `Travel` -------------------------------------
+
+    _statistics: Tensor | None = None
+
+    @property
+    def statistics(self) -> Tensor:
+        """[m, s] the running statistics of these nodes."""
+        if self._statistics is None:
+            self._statistics = self.memory(STATISTICS, self._context.travel.statistics.expand(len(self.ids), -1))
+        return self._statistics
+
+    def set_statistics(self, shared: Tensor) -> None:
+        """Replace those that travel, [m, ...], and keep them."""
+        full = self.statistics.clone()
+        full[:, ~self._context.travel.home_statistics] = shared.to(full)
+        self._statistics = full
+        self.keep(**{STATISTICS: full})
 
     # -- who is below ----------------------------------------------------------------------------
 
@@ -194,9 +213,9 @@ class Children(Node):
         else:
             blocks = self._blocks(kids, position)
             parent_of_block = position[starts_of(blocks)]
-        for folded in self._deliver("solve", rows, kids, position, blocks):
+        for folded in self._deliver("solve", self._packed("solve", rows), kids, position, blocks):
             sums.add(folded, parent_of_block[folded.first : folded.first + folded.count])
-        return sums
+        return self._unpacked(sums) if self._context.travel.active else sums
 
     def call(
         self,
@@ -300,6 +319,34 @@ class Children(Node):
             return self._whole.blocks
         return self._context.topology.numbered_blocks(self.tier + 1, kids, position)
 
+    def _packed(self, method: str, rows: Rows, position: Tensor | None = None) -> Rows:
+        """What is sent: without what stays at home, and with the statistics of these nodes.
+
+        Args:
+            method: what is called; only the programs of a tier are sent models.
+            rows: what the program sends, one row per node, or per child.
+            position: [k] for one row per child, the position of its parent.
+        """
+        travel = self._context.travel
+        if not travel.active or method not in OWN_PROGRAMS or self.quiet:
+            return rows
+        models = {*self._context.algorithm.model_fields} & {*as_dict(rows)}
+        rows, shared = travel.thin(rows), self.statistics[:, ~travel.home_statistics]
+        if not models or not shared.shape[1]:
+            return rows
+        return {**as_dict(rows), STATISTICS: shared if position is None else shared[position]}
+
+    def _unpacked(self, sums: Sums) -> Sums:
+        """The sums of the answers with all columns, without the statistics, which these nodes keep."""
+        travel = self._context.travel
+        if any(STATISTICS in as_dict(rows) for rows in sums.sums.values()):
+            found = Sums(self.statistics[:, ~travel.home_statistics], sums.num, {}, sums.totals)
+            found.sums = {weight: as_dict(rows)[STATISTICS] for weight, rows in sums.sums.items()}
+            self.set_statistics(found.mean("samples"))
+        for weight, rows in sums.sums.items():
+            sums.sums[weight] = travel.widen_sums(without_statistics(rows), sums.totals[weight])
+        return sums
+
     def _deliver(self, method: str, rows: Rows, kids: Tensor, sender: Tensor, blocks: Tensor | None) -> Iterator[Any]:
         shares = None
         if blocks is not None:
@@ -324,14 +371,25 @@ class Children(Node):
 
     def _answers(self, method: str, rows: Rows, kids: Tensor, position: Tensor, each: bool = False) -> Answers:
         sender = torch.arange(len(kids)) if each else position
-        pieces = list(self._deliver(method, rows, kids, sender, None))
+        sent = self._packed(method, rows, position if each else None)
+        pieces = list(self._deliver(method, sent, kids, sender, None))
         if any(isinstance(piece, Answered) for piece in pieces):
             which = torch.cat([piece.which for piece in pieces])
             kids, position, pieces = kids[which], position[which], [piece.rows for piece in pieces]
         elif not pieces:
             kids, position = kids[:0], position[:0]
         answers = cat_rows(pieces) if pieces else map_rows(lambda r: r[:0], rows)
+        if self._context.travel.active and pieces:
+            answers = self._unpacked_answers(answers, kids, position)
         return self._as_answers(answers, kids, position, rows)
+
+    def _unpacked_answers(self, rows: Rows, kids: Tensor, position: Tensor) -> Rows:
+        """Answers with all columns, without the statistics, which these nodes keep."""
+        travel = self._context.travel
+        if STATISTICS in as_dict(rows):
+            before = self.statistics[:, ~travel.home_statistics]
+            self.set_statistics(self._as_answers(as_dict(rows)[STATISTICS], kids, position, before).mean("samples"))
+        return travel.widen(without_statistics(rows))
 
     def _as_answers(self, rows: Rows, kids: Tensor, position: Tensor, sent: Rows) -> Answers:
         samples = self._context.samples[self.tier + 1][kids]

@@ -15,14 +15,18 @@ from polytier.data.population import Population
 from polytier.messages.ledger import Ledger
 from polytier.method.call import Call
 from polytier.method.memory import Memory
+from polytier.method.travel import Travel
 from polytier.models.metrics import Metric
 from polytier.stack.objective import Objective
+from polytier.stack.optimizers import LocalOptimizer
 from polytier.stack.rows import share_of_samples
 from polytier.tree.participation import Participation
 from polytier.tree.topology import Topology
 
 if TYPE_CHECKING:
     from polytier.method.algorithm import Algorithm
+
+SGD = LocalOptimizer()
 
 
 class Delivery(Protocol):
@@ -53,6 +57,8 @@ class Context:
     absent        | "skip", or "stale": children that do not take part count with their last answer
     device_steps  | number of gradients of one device on one mini-batch so far
     module        | the model as it was given
+    optimizer     | how the local solvers of devices step
+    travel        | what of a model is not sent; by default all of it is
     population    | what is known of all devices without their samples; by default that of the data in `batches`
     name, scopes  | if several models are trained on one pool of devices: a context per model, by name, each with its
                     own algorithm, objective, data, memory and ledger; the context above them has the name ""
@@ -76,9 +82,13 @@ class Context:
     name: str = ""
     scopes: dict[str, Context] = field(default_factory=dict)
     hold: int = 1
+    optimizer: LocalOptimizer = SGD
+    travel: Travel = field(default=None, repr=False)  # type: ignore[assignment]
     population: Population = field(default=None, repr=False)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
+        if self.travel is None:
+            self.travel = Travel.of(self.objective)
         if self.population is None and self.batches is not None:
             self.population = self.batches.federation.population
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from polytier.data.batches import Batch, Walk, batch_sizes, share_of_batch
 from polytier.method.node import Node
 from polytier.stack.objective import Piece
+from polytier.stack.optimizers import LocalOptimizer
 from polytier.tree import random
 
 
@@ -57,6 +58,9 @@ class LocalProblem(Node):
         """[n] the numbers of these devices in the federation."""
         return self._context.topology.order[self.ids]
 
+    statistics: Tensor | None = None
+    """[n, s] the running statistics of BatchNorm layers, which gradients change; None: the initial ones are used."""
+
     @cached_property
     def _walks(self) -> dict[tuple[int | str, str], Walk]:
         """By batch size and stream: where each device is in its samples."""
@@ -65,6 +69,11 @@ class LocalProblem(Node):
     @property
     def device(self) -> torch.device:
         return self._context.objective.device
+
+    @property
+    def optimizer(self) -> LocalOptimizer:
+        """How the solvers of `polytier.stack.solvers` step."""
+        return self._context.optimizer
 
     def batch(self, size: int | None = None, stream: str = "") -> Batch:
         """The next mini-batch of each device.
@@ -118,13 +127,14 @@ class LocalProblem(Node):
         """
         if not self.quiet:
             self._context.device_steps += len(theta)
-        return self._context.objective.grad(theta, self.batch() if batch is None else batch, loss, extra)
+        batch = self.batch() if batch is None else batch
+        return self._context.objective.grad(theta, batch, loss, extra, self.statistics)
 
     def grad_pieces(self, theta: Tensor, batch: Batch | None = None) -> Iterator[tuple[Tensor | slice, list[Piece]]]:
         """The same gradients for some rows at a time and by parameter, for the solvers (`Objective.grad_pieces`)."""
         if not self.quiet:
             self._context.device_steps += len(theta)
-        return self._context.objective.grad_pieces(theta, self.batch() if batch is None else batch)
+        return self._context.objective.grad_pieces(theta, self.batch() if batch is None else batch, self.statistics)
 
     def loss(
         self, theta: Tensor, batch: Batch | None = None, loss: Callable | None = None, extra: tuple = ()
@@ -133,8 +143,9 @@ class LocalProblem(Node):
 
         `loss` and `extra` are those of `grad`.
         """
-        return self._context.objective.loss(theta, self.full() if batch is None else batch, loss, extra)
+        batch = self.full() if batch is None else batch
+        return self._context.objective.loss(theta, batch, loss, extra, self.statistics)
 
     def apply(self, theta: Tensor, inputs: Tensor) -> Tensor:
         """[n, B, ...] the outputs of the models theta [n, d] on inputs [n, B, ...]."""
-        return self._context.objective.outputs(theta, inputs)
+        return self._context.objective.outputs(theta, inputs, self.statistics)

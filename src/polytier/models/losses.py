@@ -12,17 +12,27 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from polytier.data import IGNORED
+
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [B, ...], targets [B, ...]) -> one value per sample [B]
 TOLERANCE = 1e-4  # largest relative difference between the mean over samples and the mean of single values
 ALLOWED = "allowed: a tensor [B] with one value per sample, or the mean over the samples as a scalar"
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of class scores; for sequences ([B, T, C] with [B, T]) the mean over the positions."""
+    """Cross-entropy of class scores; for sequences ([B, T, C] with [B, T]) the mean over the positions that count.
+
+    Positions whose target is `IGNORED` do not count; a sample without any other has the loss 0.
+    """
     # log_softmax and gather instead of F.cross_entropy: its parts give a row the same bits in any stack. The classes
     # come first because products with few classes are computed that way (stack/tracing.py), and because it is faster.
-    chosen = torch.log_softmax(outputs.transpose(-1, -2), -2).gather(-2, targets.unsqueeze(-2)).squeeze(-2)
-    return -chosen if chosen.ndim == 1 else -chosen.flatten(1).mean(1)
+    scores = torch.log_softmax(outputs.transpose(-1, -2), -2)
+    if targets.ndim == 1:
+        return -scores.gather(-2, targets.unsqueeze(-2)).squeeze(-2)
+    counts = targets != IGNORED
+    chosen = scores.gather(-2, targets.clamp(min=0).unsqueeze(-2)).squeeze(-2)
+    number = counts.to(outputs.dtype).flatten(1).sum(1)
+    return -torch.where(counts, chosen, 0).flatten(1).sum(1) / number.clamp(min=1)
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:

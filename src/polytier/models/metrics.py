@@ -1,13 +1,14 @@
 """Metrics: how the outputs of a model are judged on the samples of a device.
 
-A metric is one of three kinds:
+A metric is one of four kinds:
 
 per="sample" | a function of outputs and targets that gives one value per sample; a device's value is their mean
 per="device" | a function of all outputs and targets of one device, as NumPy arrays, that gives one number
-per="loss"   | a function of the device's mean training loss (perplexity is its exponential)
+per="loss"   | a function of the device's mean training loss
+per="token"  | a function of the device's mean training loss per token (perplexity is its exponential)
 
 The first metric that a run requests is the leading one: best rounds, tables, charts and comparisons use it. The default
-of the task (accuracy for classes, the loss for numbers) is recorded too.
+of the task (accuracy for classes, also perplexity for tokens, the loss for numbers) is recorded too.
 
 This module does not import torch, because reports use it for names, units and directions.
 """
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from polytier._errors import unknown
+from polytier.data import IGNORED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,8 +34,9 @@ if TYPE_CHECKING:
 Asked: TypeAlias = "str | Metric | Iterable[str | Metric] | Mapping[str, Callable[[Tensor, Tensor], Tensor]] | None"
 
 DIRECTIONS = ("higher", "lower")
-KINDS_OF_METRICS = ("sample", "device", "loss")
-SUFFIXES = ("_std", "_worst_decile", "_pooled", "_undefined")  # of the keys that a metric adds to a run's files
+KINDS_OF_METRICS = ("sample", "device", "loss", "token")
+# endings of the keys that a metric adds to a run's files
+SUFFIXES = ("_std", "_worst_decile", "_pooled", "_undefined", "_tokens")
 CLASSES, NUMBERS = "classes", "numbers"  # what targets are
 
 
@@ -123,10 +126,10 @@ class Metric(MetricInfo):
         function: `function(outputs, targets)`. With per="sample" it is given tensors (outputs [B, ...], targets
             [B, ...]) and returns one value per sample, a tensor [B]. With per="device" it is given all outputs and
             targets of one device as NumPy arrays and returns a number, or None where the metric is undefined. With
-            per="loss" there is none.
+            per="loss" and per="token" there is none.
         better: Whether "higher" or "lower" values are better.
         unit: "%" for fractions that are shown in percent, otherwise a text written after the number.
-        per: "sample", "device" or "loss".
+        per: "sample", "device", "loss" or "token".
         targets: "classes" or "numbers" if the metric fits only one of them.
         finish: Applied to the mean over a device's samples (not with per="device"), to NumPy arrays: `numpy.sqrt` makes
             a mean squared error a root mean squared error.
@@ -158,9 +161,14 @@ class Metric(MetricInfo):
             raise ValueError(
                 f"per={self.per!r} of metric {self.name} is unknown; allowed: {', '.join(KINDS_OF_METRICS)}"
             )
-        if (self.function is None) != (self.per == "loss"):
-            wanted = "takes no function" if self.per == "loss" else "needs a function (outputs, targets)"
+        if (self.function is None) != self.of_loss:
+            wanted = "takes no function" if self.of_loss else "needs a function (outputs, targets)"
             raise ValueError(f"metric {self.name} with per={self.per!r} {wanted}")
+
+    @property
+    def of_loss(self) -> bool:
+        """Whether it follows from the training loss."""
+        return self.per in ("loss", "token")
 
     def __call__(self, outputs: Any, targets: Any) -> Any:
         """One value per sample, or one number, as `per` says."""
@@ -177,8 +185,16 @@ class Metric(MetricInfo):
 
 def correct(outputs: Tensor, targets: Tensor) -> Tensor:
     """1 for a sample whose largest output is the target; for sequences the share of the positions."""
-    hits = (outputs.argmax(-1) == targets).to(outputs.dtype)
-    return hits if hits.ndim == 1 else hits.flatten(1).mean(1)
+    return share_of(outputs.argmax(-1) == targets, outputs, targets)
+
+
+def share_of(hits: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The hits as numbers; for sequences their share of the positions that count."""
+    found = hits.to(outputs.dtype)
+    if found.ndim == 1:
+        return found
+    counts = (targets != IGNORED).to(outputs.dtype)
+    return (found * counts).flatten(1).sum(1) / counts.flatten(1).sum(1).clamp(min=1)
 
 
 def among_largest(outputs: Tensor, targets: Tensor, k: int) -> Tensor:
@@ -186,12 +202,11 @@ def among_largest(outputs: Tensor, targets: Tensor, k: int) -> Tensor:
 
     Of equal outputs the class with the lower number counts as larger.
     """
-    place = targets.unsqueeze(-1)
+    place = targets.clamp(min=0).unsqueeze(-1)
     own = outputs.gather(-1, place)
     equal = outputs == own
     behind = (outputs < own).sum(-1) + equal.sum(-1) - equal.cumsum(-1).gather(-1, place).squeeze(-1)
-    hits = (outputs.shape[-1] - 1 - behind < k).to(outputs.dtype)
-    return hits if hits.ndim == 1 else hits.flatten(1).mean(1)
+    return share_of(outputs.shape[-1] - 1 - behind < k, outputs, targets)
 
 
 def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -204,8 +219,9 @@ def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def predicted(outputs: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Predicted and true classes; the positions of sequences one after another."""
-    return outputs.argmax(-1).reshape(-1), targets.reshape(-1)
+    """Predicted and true classes; the positions of sequences that count, one after another."""
+    true = targets.reshape(-1)
+    return outputs.argmax(-1).reshape(-1)[true != IGNORED], true[true != IGNORED]
 
 
 def macro_f1(outputs: np.ndarray, targets: np.ndarray) -> float:
@@ -233,7 +249,8 @@ def auc(outputs: np.ndarray, targets: np.ndarray) -> float | None:
     Undefined with one class, and where outputs are not finite.
     """
     true = targets.reshape(-1)
-    scores = outputs.reshape(len(true), -1).astype(np.float64)
+    scores = outputs.reshape(len(true), -1)[true != IGNORED].astype(np.float64)
+    true = true[true != IGNORED]
     present = np.unique(true)
     if len(present) < 2 or not np.isfinite(scores).all():
         return None
@@ -297,6 +314,7 @@ def top(k: int) -> Metric:
 
 
 LOSS = Metric("loss", better="lower", per="loss")
+TOKENS = "tokens"  # the number of targets that count, under which it is summed up for metrics per token
 ACCURACY = Metric("accuracy", correct, unit="%", targets=CLASSES)
 
 METRICS: dict[str, Metric] = {
@@ -307,7 +325,7 @@ METRICS: dict[str, Metric] = {
         Metric("macro_f1", macro_f1, unit="%", per="device", targets=CLASSES),
         Metric("balanced_accuracy", balanced_accuracy, unit="%", per="device", targets=CLASSES),
         Metric("auc", auc, per="device", targets=CLASSES),
-        Metric("perplexity", better="lower", per="loss", targets=CLASSES, finish=exponential),
+        Metric("perplexity", better="lower", per="token", targets=CLASSES, finish=exponential),
         Metric("mae", absolute_error, better="lower", targets=NUMBERS),
         Metric("r2", r2, per="device", targets=NUMBERS),
         LOSS,
@@ -315,9 +333,9 @@ METRICS: dict[str, Metric] = {
 }
 
 
-def default_metric(classes: bool) -> Metric:
-    """The metric of a run that names none: accuracy for classes, the loss for numbers."""
-    return ACCURACY if classes else LOSS
+def default_metrics(classes: bool, tokens: bool = False) -> tuple[Metric, ...]:
+    """The metrics of a run that names none: accuracy for classes, perplexity first for tokens, the loss for numbers."""
+    return (METRICS["perplexity"], ACCURACY) if tokens else (ACCURACY,) if classes else (LOSS,)
 
 
 def find_metric(name: str) -> Metric:
@@ -351,7 +369,7 @@ def describe(entry: str | Mapping[str, str]) -> MetricInfo:
         return MetricInfo(entry)  # a custom metric
 
 
-def resolve_metrics(asked: Asked, classes: bool) -> tuple[Metric, ...]:
+def resolve_metrics(asked: Asked, classes: bool, tokens: bool = False) -> tuple[Metric, ...]:
     """The metrics of a run, the leading one first, the default of the task among them.
 
     Args:
@@ -359,6 +377,7 @@ def resolve_metrics(asked: Asked, classes: bool) -> tuple[Metric, ...]:
             mapping from names to functions (outputs, targets) -> one value per sample, for which higher is better;
             or None for the default.
         classes: Whether the targets are classes; otherwise they are numbers.
+        tokens: Whether the targets are tokens, one per position of a sample.
 
     Returns:
         Each metric once. The training loss is always measured; it is listed where it leads or was asked for.
@@ -382,8 +401,9 @@ def resolve_metrics(asked: Asked, classes: bool) -> tuple[Metric, ...]:
             others = ", ".join(name for name, known in METRICS.items() if known.targets in (None, there))
             raise ValueError(f"metric {metric.name} needs {fit} and the targets are {there}; try {others}")
         found[metric.name] = metric
-    default = default_metric(classes)
-    return tuple({**found, default.name: found.get(default.name, default)}.values())
+    for default in default_metrics(classes, tokens):
+        found.setdefault(default.name, default)
+    return tuple(found.values())
 
 
 def asked_metrics(asked: Asked) -> list[Metric]:
@@ -428,7 +448,7 @@ def check_metric(metric: Metric, outputs: Tensor, targets: Tensor) -> None:
         ValueError: The metric fails, or its result does not have the shape that its kind requires.
     """
     shapes = f"outputs of shape {list(outputs.shape)} and targets of shape {list(targets.shape)}"
-    if metric.per == "loss":
+    if metric.of_loss:
         return
     given = (outputs.cpu().numpy(), targets.cpu().numpy()) if metric.per == "device" else (outputs, targets)
     try:

@@ -16,8 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from polytier._errors import unknown
+from polytier._text import bind
+from polytier.models.lora import add_lora, find_targets
 
-KINDS = ("all", "head", "layers")
+KINDS = ("all", "head", "layers", "lora")
+ALLOWED = ("all", "head", "layers=PATTERN", "lora:rank=4,alpha=32,targets=PATTERN")
 SHOWN = 12  # names of parameters that an error message lists
 
 
@@ -30,8 +33,12 @@ class Trainable:
     Args:
         kind: "all": every parameter. "head": the parameters of the submodule called `head` or, if there is none, of
             the last submodule that holds parameters itself. "layers": the parameters whose names match one of the
-            patterns.
-        patterns: for "layers", patterns as in :mod:`fnmatch` on the names that `named_parameters()` gives.
+            patterns. "lora": new parameters of low rank, added to the layers whose names match one of the patterns;
+            the model itself is frozen.
+        patterns: for "layers", patterns as in :mod:`fnmatch` on the names that `named_parameters()` gives. For "lora",
+            on those that `named_modules()` gives; without patterns every layer that LoRA knows, except the last one.
+        rank: for "lora", the rank of the products.
+        alpha: for "lora", products are multiplied by alpha / rank.
 
     Raises:
         ValueError: the kind is unknown, or patterns are missing or given for another kind.
@@ -44,23 +51,32 @@ class Trainable:
         >>> frozen = Trainable.parse("layers=0.*+*.bias").apply(model)
         >>> [name for name, p in frozen.named_parameters() if p.requires_grad]
         ['0.weight', '0.bias', '2.bias']
+        >>> Trainable.parse("lora:rank=2,targets=0").names(model)
+        ['0.lora_A', '0.lora_B']
     """
 
     kind: str = "all"
     patterns: tuple[str, ...] = ()
+    rank: int = 4
+    alpha: float = 32.0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise unknown("choice of parameters", self.kind, ("all", "head", "layers=PATTERN"))
-        if (self.kind == "layers") != bool(self.patterns) or not all(self.patterns):
+            raise unknown("choice of parameters", self.kind, ALLOWED)
+        if self.rank < 1 or not 0 < self.alpha < float("inf"):
+            raise ValueError(f"lora: rank is 1 or more and alpha above 0; got rank={self.rank}, alpha={self.alpha:g}")
+        needed = self.kind == "layers"
+        if (needed and not self.patterns) or (self.patterns and self.kind in ("all", "head")) or not all(self.patterns):
             raise ValueError(
-                f"which parameters train is all, head or layers=PATTERN (several patterns are joined by +, such as "
-                f"layers=head.*+*.bias); got {str(self)!r}"
+                f"which parameters train is {', '.join(ALLOWED[:-1])} or {ALLOWED[-1]} (several patterns are joined by "
+                f"+, such as layers=head.*+*.bias); got {str(self)!r}"
             )
 
     @classmethod
     def parse(cls, text: str | Trainable) -> Trainable:
-        """Read "all", "head" or "layers=PATTERN"; several patterns are joined by "+".
+        """Read "all", "head", "layers=PATTERN" or "lora:rank=R,alpha=A,targets=PATTERN".
+
+        Several patterns are joined by "+".
 
         Args:
             text: the text, or a `Trainable`, which is returned as it is.
@@ -70,16 +86,23 @@ class Trainable:
 
         Examples:
             >>> Trainable.parse("layers=head.*+body.2.bias")
-            Trainable(kind='layers', patterns=('head.*', 'body.2.bias'))
+            Trainable(kind='layers', patterns=('head.*', 'body.2.bias'), rank=4, alpha=32.0)
         """
         if isinstance(text, Trainable):
             return text
         if not isinstance(text, str):
             raise ValueError(f"which parameters train is a text such as 'head', or a Trainable; got {text!r}")
+        if text.strip().partition(":")[0] == "lora":
+            values = bind(text.strip(), {"lora": lora_arguments}, "choice of parameters")[2]
+            targets = values.pop("targets", None)
+            return cls("lora", split_patterns(targets) if targets is not None else (), **values)
         kind, equals, patterns = text.strip().partition("=")
-        return cls(kind, tuple(part.strip() for part in patterns.split("+")) if equals else ())
+        return cls(kind, split_patterns(patterns) if equals else ())
 
     def __str__(self) -> str:
+        if self.kind == "lora":
+            targets = f",targets={'+'.join(self.patterns)}" if self.patterns else ""
+            return f"lora:rank={self.rank},alpha={self.alpha:g}{targets}"
         return f"{self.kind}={'+'.join(self.patterns)}" if self.patterns else self.kind
 
     def names(self, module: nn.Module) -> list[str]:
@@ -91,6 +114,8 @@ class Trainable:
         parameters = dict(module.named_parameters())
         if not parameters:
             raise ValueError("the model has no parameters to train")
+        if self.kind == "lora":
+            return [f"{name}.lora_{part}" for name in self.targets(module) for part in "AB"]
         chosen = self._chosen(module)
         found = [name for name, p in parameters.items() if id(p) in chosen and p.requires_grad]
         if not any(parameters[name].numel() for name in found):
@@ -102,14 +127,28 @@ class Trainable:
             )
         return found
 
-    def apply(self, module: nn.Module) -> nn.Module:
+    def targets(self, module: nn.Module) -> list[str]:
+        """The names of the layers that LoRA is added to; none for other kinds."""
+        return find_targets(module, self.patterns, head_of(module)) if self.kind == "lora" else []
+
+    def apply(self, module: nn.Module, seed: int = 0, share: bool = False) -> nn.Module:
         """A copy of `module` in which all other parameters are frozen; `module` itself is left unchanged.
+
+        Args:
+            module: the model.
+            seed: determines the first values of parameters that are new (LoRA).
+            share: whether the frozen parameters of the copy use the memory of those of `module`, which must then not
+                be changed.
 
         Raises:
             ValueError: as `names` does.
         """
         names = set(self.names(module))
-        copied = copy.deepcopy(module)
+        shared = {id(p): nn.Parameter(p.detach(), False) for n, p in module.named_parameters() if n not in names}
+        copied = copy.deepcopy(module, shared if share else {})  # type: ignore[arg-type]
+        if self.kind == "lora":
+            add_lora(copied, self.targets(copied), self.rank, self.alpha, seed)
+            return copied
         for name, parameter in copied.named_parameters():
             parameter.requires_grad_(name in names)
         return copied
@@ -131,6 +170,15 @@ class Trainable:
                 )
             chosen |= found
         return chosen
+
+
+def lora_arguments(*, rank: int = 4, alpha: float = 32.0, targets: str = "") -> None:
+    """What a user may set in lora:..."""
+
+
+def split_patterns(text: str) -> tuple[str, ...]:
+    """The patterns of a text, which are joined by "+"."""
+    return tuple(part.strip() for part in text.split("+"))
 
 
 def head_of(module: nn.Module) -> nn.Module:

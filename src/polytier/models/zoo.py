@@ -18,7 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from polytier._text import bind
+from polytier.models.language import gpt, lstm
 from polytier.models.own_code import exists, load
+from polytier.models.pretrained import from_transformers, load_weights
 
 
 def chain(**layers: nn.Module) -> nn.Sequential:
@@ -104,34 +106,38 @@ def vgg(inputs: tuple[int, ...], num_outputs: int, *, cfg: str = "16-M-32-M-64-M
     return chain(body=body, head=nn.Linear(num_features(body, inputs), num_outputs))
 
 
-def resnet9(inputs: tuple[int, ...], num_outputs: int, *, width: int = 64) -> nn.Module:
-    """ResNet-9 with group norm: eight convolutions, four of them in residual blocks. width: filters of the first."""
-    if width < 2:
+def resnet9(inputs: tuple[int, ...], num_outputs: int, *, width: int = 64, norm: str = "group") -> nn.Module:
+    """ResNet-9: eight convolutions, four in residual blocks. width: filters of the first; norm: group or batch."""
+    if norm not in ("group", "batch"):
+        raise ValueError(f"norm {norm!r} of resnet9 is group or batch; try resnet9:norm=batch")
+    if width < 2 and norm == "group":
         raise ValueError(f"width {width} must be 2 or more, or group norm erases its input; try resnet9:16")
     channels = image_channels("resnet9", inputs, smallest=8)
     body = nn.Sequential(
-        conv_block(channels, width),
-        *(conv_block(width, 2 * width), nn.MaxPool2d(2), Residual(2 * width)),
-        *(conv_block(2 * width, 4 * width), nn.MaxPool2d(2)),
-        *(conv_block(4 * width, 8 * width), nn.MaxPool2d(2), Residual(8 * width)),
+        conv_block(channels, width, norm),
+        *(conv_block(width, 2 * width, norm), nn.MaxPool2d(2), Residual(2 * width, norm)),
+        *(conv_block(2 * width, 4 * width, norm), nn.MaxPool2d(2)),
+        *(conv_block(4 * width, 8 * width, norm), nn.MaxPool2d(2), Residual(8 * width, norm)),
         nn.MaxPool2d((inputs[1] // 8, inputs[2] // 8)),  # one value per channel is left
         nn.Flatten(),
     )
     return chain(body=body, head=nn.Linear(8 * width, num_outputs))
 
 
-def conv_block(before: int, after: int) -> nn.Sequential:
-    """A 3x3 convolution, group norm and ReLU."""
+def conv_block(before: int, after: int, norm: str) -> nn.Sequential:
+    """A 3x3 convolution, group norm or batch norm, and ReLU."""
     convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)
+    if norm == "batch":  # its name is what FedBN looks for
+        return chain(conv=convolution, bn=nn.BatchNorm2d(after), relu=nn.ReLU())
     return nn.Sequential(convolution, nn.GroupNorm(gcd(8, after), after), nn.ReLU())
 
 
 class Residual(nn.Module):
     """x + two convolutions of x."""
 
-    def __init__(self, width: int):
+    def __init__(self, width: int, norm: str):
         super().__init__()
-        self.inner = nn.Sequential(conv_block(width, width), conv_block(width, width))
+        self.inner = nn.Sequential(conv_block(width, width, norm), conv_block(width, width, norm))
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.inner(x)
@@ -172,6 +178,16 @@ def num_features(body: nn.Module, inputs: tuple[int, ...]) -> int:
         return body(torch.zeros(1, *inputs)).shape[1]
 
 
+def hf(inputs: tuple[int, ...], num_outputs: int, *, path: str = "") -> nn.Module:
+    """A causal language model of Transformers, for text. path: its folder (safetensors) or a .gguf file."""
+    if not path:
+        raise ValueError("model hf needs a path: hf:FOLDER or hf:FILE.gguf")
+    return from_transformers(inputs, num_outputs, path)
+
+
+# models of sequences of tokens: factories (inputs, num_outputs) with inputs (T,) and the number of tokens
+LANGUAGE_MODELS: dict[str, Callable[..., nn.Module]] = {"gpt": gpt, "lstm": lstm, "hf": hf}
+
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mclr": mclr,
     "linear": linear,
@@ -182,6 +198,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "vgg": vgg,
     "resnet9": resnet9,
     "quadratic": quadratic,
+    **LANGUAGE_MODELS,
 }
 
 
@@ -191,7 +208,8 @@ def make_model(
     """The model of a name, with its first parameters.
 
     Args:
-        text: "name", "name:arguments" (see `MODELS`) or "package.module:factory".
+        text: "name", "name:arguments" (see `MODELS`) or "package.module:factory", which may be followed by
+            ",weights=FILE.safetensors".
         inputs: The shape of one sample.
         num_classes: None if the targets are not classes.
         seed: Determines the first parameters; torch's global generator is not changed.
@@ -207,8 +225,10 @@ def make_model(
         Linear(in_features=8, out_features=2, bias=True)
     """
     head, colon, _ = text.partition(":")
+    weights = None
     if colon and head not in MODELS and exists(head):
-        factory, arguments = user_factory(text), {}
+        name, _, weights = text.partition(",weights=")
+        factory, arguments = user_factory(name), {}
     else:
         name, factory, arguments = bind(text, MODELS, "model")
         if name == ("mclr" if num_classes is None else "linear"):
@@ -218,7 +238,10 @@ def make_model(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
-            return checked(text, factory(tuple(inputs), num_classes, **arguments))
+            made = checked(text, factory(tuple(inputs), num_classes, **arguments))
+            if weights:
+                load_weights(made, weights)
+            return made
         except (TypeError, RuntimeError, LookupError, AttributeError) as error:
             call = f"factory({tuple(inputs)}, {num_classes})"
             raise ValueError(
@@ -242,9 +265,10 @@ def checked(text: str, model: object) -> nn.Module:
     if not isinstance(model, nn.Module) or not any(True for _ in model.parameters()):
         raise ValueError(f"model {text} gave {type(model).__name__}; return a Module that has parameters")
     for name, part in model.named_modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) or getattr(part, "track_running_stats", False):
+        batch_norm = isinstance(part, nn.modules.batchnorm._BatchNorm) and not isinstance(part, nn.SyncBatchNorm)
+        if getattr(part, "track_running_stats", batch_norm) != batch_norm:
             raise ValueError(
                 f"{type(part).__name__} {name!r} of model {text} mixes the samples of a batch, which is padded and "
-                "differs from device to device; try torch.nn.GroupNorm"
+                "differs from device to device; try torch.nn.GroupNorm, or BatchNorm with track_running_stats=True"
             )
     return model

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from polytier.papers.plan import Claim, PlannedRun, Points, Reading
-from polytier.papers.readings import by_round
+from polytier.papers.run_values import by_round
 
 Finished = Sequence[Sequence[Path]]  # for each run, the folders of its finished seeds
 SLACK = 0.1  # percentage points; smaller differences are ignored

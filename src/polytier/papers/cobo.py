@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from polytier.papers import cobo_readings as read
+from polytier.papers import cobo_language as language
+from polytier.papers import cobo_values as read
 from polytier.papers.plan import Chart, Claim, Curve, Item, Matrix, PlannedRun, Row
-from polytier.papers.readings import accuracy, by_round
+from polytier.papers.run_values import accuracy, by_round
 
 NAMES = {
     "local": "Local",
@@ -151,7 +152,7 @@ READING = (
     "Training and test images are merged and split 10 : 2 at every client; a tenth of the training samples is held "
     "out to choose the round."
 )
-LATER = "The columns of the language models are not part of this plan."
+LATER = "The columns of the language models are the item language."
 SAMPLED = (
     "CoBo samples pairs with the constant rule 1/n, the paper's primary rule. Its accuracy in Table 2 (74.6) is "
     "closer to that of the mixed rule in Table 1 (74.77) than to that of the constant rule (73.05)."
@@ -170,6 +171,7 @@ def items(scale: str) -> list[Item]:
         *plan.table_2(),
         plan.figure_5(),
         plan.figure_6(),
+        *language.items(scale),
     ]
 
 

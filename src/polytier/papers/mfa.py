@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from polytier.papers import mfa_readings as read
+from polytier.papers import mfa_values as read
 from polytier.papers.plan import Chart, Claim, Curve, Item, PlannedRun, Row
 
 METHODS = {"MFA-Rand": "mfa-rand", "MFA-RR": "mfa-rr"}

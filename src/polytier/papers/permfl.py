@@ -9,7 +9,7 @@ from polytier.papers.claims import ahead, alike, rising
 from polytier.papers.permfl_figures import DATA, TABLE1, TABLE2, TABLE3, UNCERTAIN
 from polytier.papers.permfl_studies import STUDIES, Series, Study
 from polytier.papers.plan import Chart, Claim, Curve, Item, PlannedRun, Row
-from polytier.papers.readings import by_round, pooled
+from polytier.papers.run_values import by_round, pooled
 
 SOURCES = {
     "MNIST": "mnist:low=-1",

@@ -8,7 +8,7 @@ from polytier.papers.claims import ahead, rising, settled
 from polytier.papers.permfl import FIELDS as OTHERS
 from polytier.papers.permfl import KINDS, NAMES, SOURCES, STEP, chart, differs, model_name, model_of
 from polytier.papers.plan import Chart, Claim, Item, PlannedRun, Row
-from polytier.papers.readings import pooled
+from polytier.papers.run_values import pooled
 
 # (method, model) -> MNIST and synthetic data, each after 100 and after 600 rounds, with deviations; percent
 MCLR = {

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from polytier.papers.plan import Chart, Claim, Curve, Item, PlannedRun, Points, Row
-from polytier.papers.readings import accuracy, by_round
+from polytier.papers.run_values import accuracy, by_round
 from polytier.papers.sfedhp_figures import AHEAD, LAMBDAS, NONZEROS, SAVED, TABLE_I, TABLES, Place
-from polytier.papers.sfedhp_readings import (
+from polytier.papers.sfedhp_runs import METHODS, figure_others, figure_sfedhp, table_run
+from polytier.papers.sfedhp_values import (
     Figure,
     ahead,
     best,
@@ -25,7 +26,6 @@ from polytier.papers.sfedhp_readings import (
     sparsity,
     speed,
 )
-from polytier.papers.sfedhp_runs import METHODS, figure_others, figure_sfedhp, table_run
 
 NAMES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar-10": "CIFAR-10"}
 ROMAN = dict(zip(TABLES, ("II", "III", "IV", "V", "VI", "VII"), strict=True))

@@ -18,6 +18,7 @@ from polytier.runs.read_files import Record
 
 POINTS = 240  # of a line; more would not be visible on a page
 SPLITS = ("test", "validation", "train")
+ABOUT = 1.05  # numbers of gradients up to this factor are the same: some methods draw theirs
 BAND = f"Bands: 95 % interval of the mean over seeds (Student's t); with fewer than {FEWEST} seeds, their range."
 
 Pick = Callable[[Record], float | None]  # reads the value that a chart shows from the record of a round
@@ -111,8 +112,27 @@ def band(values: np.ndarray, limits: tuple[float, float]) -> tuple[list[float], 
 
 def chart(study: Study, title: str, metric: MetricInfo, split: str, pick_of: Callable[[Variant], Pick | None]) -> Lines:
     """A chart with one line per variant; `pick_of` gives what is shown of it."""
-    lines = (line(variant, pick, limits=metric.axis_limits) for variant in study.variants if (pick := pick_of(variant)))
-    return Lines(title, "round", f"{split} {metric.axis}", [series for series in lines if series], note(study))
+    at = gradients if same_work(study) else None
+    picks = [(variant, pick) for variant in study.variants if (pick := pick_of(variant))]
+    lines = (line(variant, pick, at, limits=metric.axis_limits) for variant, pick in picks)
+    x = "gradients per device" if at else "round"
+    return Lines(title, x, f"{split} {metric.axis}", [series for series in lines if series], note(study))
+
+
+def same_work(study: Study) -> bool:
+    """Whether methods took different numbers of rounds for the same number of gradients, as by `compare --steps`."""
+    runs = [run for variant in study.variants for run in variant.runs]
+    if not all(run.finished and run.summary for run in runs) or len({run.rounds for run in runs}) < 2:
+        return False
+    work = [gradients(run)[run.rounds] for run in runs]
+    return 0 < max(work) <= ABOUT * min(work)
+
+
+def gradients(run: RunRecord) -> dict[int, float]:
+    """The gradients that a device of a finished run has computed until each round, averaged over devices."""
+    summary = run.summary or {}
+    each = summary["device_steps"] / summary["devices"] / run.rounds
+    return {number: each * number for number in range(1, run.rounds + 1)}
 
 
 def note(study: Study) -> str:
@@ -123,7 +143,7 @@ def note(study: Study) -> str:
 
 
 def by_round(study: Study) -> Iterator[Lines | Panels]:
-    """Charts by round.
+    """Charts by round, or by gradients if methods took different numbers of rounds for the same number of gradients.
 
     First the model that each method is judged by; then all kinds of models, the losses, and each of several models.
     """
@@ -137,12 +157,16 @@ def by_round(study: Study) -> Iterator[Lines | Panels]:
 
     if not kinds:
         return
-    title = f"{split.capitalize()} {metric.name} by round"
+    title = f"{split.capitalize()} {metric.name} by {'gradients' if same_work(study) else 'round'}"
     if study.single:
         yield by_kind(study, title, kinds, metric, split)
     else:
         several = len({judge for judge in judges.values() if judge}) > 1
-        of = " (the personal model, or the global one of a method that has no other)" if several else ""
+        of = (
+            " (of the personal models; of a method without them, of its team models or its global model)"
+            if several
+            else ""
+        )
         main = chart(study, title, metric, split, lambda variant: judged(variant, metric))
         yield replace(main, note=f"Mean over all devices{of}. {main.note}")
         if len(kinds) > 1:

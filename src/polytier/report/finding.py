@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from polytier._text import counted
 from polytier.models.metrics import MetricInfo
 from polytier.report.intervals import LEVEL, interval_text, paired_test
 from polytier.runs.read import JUDGES
@@ -131,6 +132,35 @@ def worst_off(values: Mapping[tuple[int, str], float], metric: MetricInfo) -> st
         return ""
     who = f"device is {names[0]}" if len(names) == 1 else f"devices are {enumerated(names)}"
     return f" The worst-off {who} ({metric.text(worst)})."
+
+
+def of_models(records: Sequence[Record], metric: MetricInfo) -> str:
+    """What the figures of runs of several models are means of; of one run, what each model reaches."""
+    if not any(record.get("models") for record in records):
+        return ""
+    text = " Figures are means over all models of a run"
+    if len(records) > 1:
+        return f"{text}."
+    best = {name: next((m[k] for k in JUDGES if m.get(k)), None) for name, m in records[0]["models"].items()}
+    each = [f"{name} {metric.text(found[metric.name])}" for name, found in best.items() if found]
+    return f"{text}: {', '.join(each)}."
+
+
+def of_groups(records: Sequence[Record]) -> str:
+    """How many groups of clients one run has learned, and whether they are the true ones; "" if it learns none.
+
+    Examples:
+        >>> of_groups([{"collaboration": {"groups": 4, "clients": 16, "adjusted_rand_index": 1.0}}])
+        ' It learned 4 groups of 16 clients, which are the true ones.'
+    """
+    found = records[0].get("collaboration") if len(records) == 1 else None
+    if not found or "clients" not in found:
+        return ""
+    text = f"{counted(found['groups'], 'group')} of {counted(found['clients'], 'client')}"
+    if (index := found.get("adjusted_rand_index")) is None:
+        return f" It learned {text}."
+    match = "which are the true ones" if index == 1 else f"adjusted Rand index {index:.2f} with the true ones"
+    return f" It learned {text}, {match}."
 
 
 def enumerated(names: Sequence[str]) -> str:

@@ -46,7 +46,7 @@ def matrices(source: Path | str, frames: int, shown: int) -> Matrices:
     known = "Sorted by true group. ARI: adjusted Rand index of the groups found."
     how = "Sorted by the groups found last." if true is None else known
     title = f"Who (row) listens to whom (column): {len(last):,} clients{many}"
-    return Matrices(title, found, [str(group[order[block[order].searchsorted(k)]]) for k in range(number)], how)
+    return Matrices(title, found, [f"group {group[order[block[order].searchsorted(k)]]}" for k in range(number)], how)
 
 
 def means(learned: Collaboration, block: np.ndarray, number: int) -> np.ndarray:

@@ -91,7 +91,7 @@ const makers = {
     depth += 1;
     const inside = block.blocks.map((each, k) => make(each, `${id}-${slug(each.title || each.text || each.kind)}`));
     depth = outer;
-    if (!block.folded) return el("section", { id, "aria-label": block.title }, title, inside);
+    if (!block.folded) return el("section", { id }, title, inside);
     const state = memory(id);
     const fold = el("details", { id, on: { toggle: () => { state.open = fold.open; if (fold.open) drawAll(); } } },
       el("summary", {}, title), inside);
@@ -165,7 +165,7 @@ function table(block, id, choice) {
   const named = block.columns.filter((_, k) => !numeric[k]).join(" or ");
   return [
     (long || choice) && el("div", { class: "tools" }, choice, long && el("label", {}, `Search ${named} `, search)),
-    el("div", { class: long ? "scroll paged" : "scroll", tabindex: 0, role: "region", "aria-labelledby": `${id}-title` },
+    el("div", { class: long ? "scroll paged" : "scroll", tabindex: 0, role: "group", "aria-labelledby": `${id}-title` },
       el("table", {}, el("thead", {}, el("tr", {}, heads)), body)),
     long && el("div", { class: "tools" }, back, where, on)].filter(Boolean);
 }

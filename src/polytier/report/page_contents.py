@@ -14,7 +14,7 @@ from polytier.models.metrics import MetricInfo
 from polytier.report import comparison, curves, device_charts, traffic_charts
 from polytier.report.blocks import Cell, Heading, Matrices, Section, Table, Text
 from polytier.report.comparison import DONE, LOCAL, SHARE
-from polytier.report.finding import finding
+from polytier.report.finding import finding, of_groups, of_models
 from polytier.report.grouping import NO_SETTING, Study, Variant, settings_of, studies
 from polytier.report.heatmap import matrices
 from polytier.report.intervals import LEVEL, interval, interval_text, with_spread
@@ -167,9 +167,7 @@ class Results:
     def finding(self, metric: MetricInfo) -> str:
         """What was found, in words."""
         text = finding(self.methods, comparison.device_values(ROOT, self.records, metric), metric, self.local)
-        if text and any(record.get("models") for record in self.records):
-            text += " Figures are means over all models of a run."
-        return text
+        return text and text + of_models(self.records, metric) + of_groups(self.records)
 
 
 def results(study: Study, until: float | None = None) -> Results:
@@ -199,6 +197,8 @@ def summary_table(study: Study, results: Results) -> Table:
     names = dict.fromkeys(name for row in rows for name in row)
     kept = [name for name in names if any(row.get(name, Cell("-")).text not in ("-", "never") for row in rows)]
     notes = [f"T{comparison.means_note(found, metric.name)[1:]}."]
+    if len([kind for kind in KINDS if kind in kept]) > 1:
+        notes.append("Personal, team, global: one model per device, one per team, one for all devices.")
     if sum(m["best"] for m in found) and len(found) > 1:
         test = f"Wilcoxon signed-rank over devices and seeds, p > {LEVEL}"
         notes.append(f"* the best, or a tie with it: {test}.")

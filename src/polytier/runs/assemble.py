@@ -31,6 +31,7 @@ from polytier.method.children import Children
 from polytier.method.context import Context
 from polytier.method.memory import Memory
 from polytier.method.parameters import check_fit
+from polytier.method.travel import Travel
 from polytier.models.losses import Loss, default_loss
 from polytier.models.metrics import Asked, Metric, resolve_metrics
 from polytier.models.trainable import Trainable
@@ -43,9 +44,11 @@ from polytier.runs.methods import (
     method_of,
 )
 from polytier.runs.model_specs import RULES, OneOrEach, completed, given_specs, model_specs, one_each, own_fields
-from polytier.runs.sample_check import check_kinds, predicts_outputs, try_loss_and_metrics
-from polytier.runs.spec import RunSpec, read_teams
+from polytier.runs.sample_check import check_kinds, check_tokens, predicts_outputs, try_loss_and_metrics
+from polytier.runs.spec import PYTHON, RunSpec, read_teams
+from polytier.stack.dropout import check_dropout
 from polytier.stack.objective import BATCHINGS, Objective, choose_batching
+from polytier.stack.optimizers import LocalOptimizer
 from polytier.tree.participation import Participation
 from polytier.tree.topology import Topology
 
@@ -171,6 +174,7 @@ def assemble(
         methods = {name: method_of(each) for name, each in specs.items()}
     else:
         methods = dict(algorithm.parts() or {"": algorithm})
+    specs = {name: each.replace(model=absolute_model(each.model)) for name, each in specs.items()}
     check_device(spec.on)
     federations, specs = make_data(specs, one_each("federation", federation, methods))
     modules, losses = one_each("model", model, methods), one_each("loss", loss, methods)
@@ -179,7 +183,7 @@ def assemble(
         for name, each in specs.items():
             own = with_first_fields(each, federations[name], model=modules[name], loss=losses[name], **ready)
             if own is not each:
-                specs[name], methods[name] = own, method_of(own)
+                specs[name], methods[name] = own, method_of(own, tell=False)
                 for advice in scale_advice(federations[name]):
                     log.warning("%s", advice)
         algorithm = methods[""] if "" in methods else make_method(spec.algorithm, own_fields(spec), methods)
@@ -260,6 +264,15 @@ def absolute_file(rule: float | str) -> float | str:
     return f"{kind}:{Path(path).expanduser().resolve()}" if colon and kind in ("table", "schedule") else rule
 
 
+def absolute_model(text: str) -> str:
+    """The name of a model with the path of its file made absolute, so that config.toml can be used elsewhere."""
+    for start in ("hf:path=", "hf:"):
+        if text.startswith(start):
+            return f"hf:{Path(text.removeprefix(start)).expanduser().resolve()}"
+    name, weights, path = text.partition(",weights=")
+    return f"{name}{weights}{Path(path).expanduser().resolve()}" if weights else text
+
+
 def make_context(
     spec: RunSpec,
     name: str,
@@ -282,7 +295,7 @@ def make_context(
     if algorithm.tiers == 2 and topology.num_tiers > 2:
         topology = topology.flat()
     classes = federation.num_classes is not None
-    judged = resolve_metrics(metrics, classes)
+    judged = resolve_metrics(metrics, classes, federation.is_tokens)
     alike = ("model", "seed", "l2", "batch_size", "dtype", "on", "train")
     key = (*map(Identity.of, (federation, module, loss)), *(getattr(spec, name) for name in alike))
     if (*key, spec.batching) not in objectives:
@@ -291,6 +304,7 @@ def make_context(
         made = module or make_model(
             spec.model, tuple(federation.x.shape[1:]), federation.num_classes, spec.seed, tuple(federation.y.shape[1:])
         )
+        check_tokens(made, federation)
         tried = judged if (loss is not None or metrics is not None) and predicts_outputs(algorithm) else None
         objective = make_objective(spec, made, loss or default_loss(made, classes), federation, tried)
         objectives[*key, spec.batching] = objectives[*key, objective.batching] = made, objective
@@ -313,7 +327,40 @@ def make_context(
         name=name,
         hold=hold,
         module=module,
+        optimizer=optimizer_of(spec.optimizer, algorithm),
+        travel=travel_of(spec.local_layers, algorithm, objective),
     )
+
+
+def optimizer_of(text: str, algorithm: Algorithm) -> LocalOptimizer:
+    """The local optimiser; an error if the method writes out its own steps."""
+    optimizer = LocalOptimizer.parse(text)
+    if not optimizer.plain and not algorithm.any_optimizer:
+        raise ValueError(
+            f"{type(algorithm).__name__} has steps of its own and cannot use optimizer {text!r}; use sgd, or a method "
+            "such as FedAvg, PerMFL, Ditto or CoBo (in a method of your own, use the solvers of polytier.stack.solvers "
+            "for all steps and set any_optimizer = True)"
+        )
+    return optimizer
+
+
+def travel_of(text: str | None, algorithm: Algorithm, objective: Objective) -> Travel:
+    """What of a model stays at the devices; an error if the method cannot leave layers there."""
+    text = text or algorithm.local_layers
+    if text and not (algorithm.any_optimizer and algorithm.model_fields):
+        raise ValueError(
+            "local layers are for methods whose devices train the model that they are sent; "
+            f"{type(algorithm).__name__} is not one; use a method such as FedAvg, FedBN, FedProx, HierFedAvg, Ditto or "
+            "PerMFL"
+        )
+    travel = Travel.of(objective, text, needed=text != algorithm.local_layers)
+    if text and not travel.has_home:
+        log.warning(
+            "no parameter of the model matches %s, so that %s is FedAvg here; name its normalisation layers bn, choose "
+            "layers with --local-layers PATTERN, or use resnet9:norm=batch",
+            *(text, type(algorithm).__name__),
+        )
+    return travel
 
 
 def make_objective(
@@ -323,7 +370,7 @@ def make_objective(
 
     If the user gave a loss or metrics (`tried`), they are first evaluated on a few samples.
     """
-    dtype = getattr(torch, spec.dtype)
+    dtype, named = getattr(torch, spec.dtype), spec.model != PYTHON
     check_fit("l2", spec.l2, (), torch.finfo(dtype).max)
     objective = Objective(
         checked(type(module).__name__, module),
@@ -333,8 +380,11 @@ def make_objective(
         device=spec.on,
         batching=spec.batching or "stacked",
         trainable=Trainable.parse(spec.train),
+        seed=spec.seed,
+        share=named,
     )
     batches = Batches(federation, spec.seed, objective.dtype, spec.on, bool(objective.dropouts))
+    check_dropout(objective.module, batches.example())
     if tried is not None:
         try_loss_and_metrics(objective, batches, tried)
     if spec.batching is None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from polytier.files.read import Damaged, read_json
 from polytier.files.write import make_folder, partial_name, sync_folder, write_json, write_new
 from polytier.runs.read_files import FORMAT, check_checkpoint
-from polytier.runs.tensors import pieces
+from polytier.runs.write_tensors import pieces
 
 log = logging.getLogger("polytier")
 ROWS, FACTS = "rows.safetensors", "facts.json"

@@ -1,7 +1,8 @@
-"""Default fields of methods for the data and models that the papers use, each with its source.
+"""Default fields of methods for the data and models that the papers use and for bundled data, each with its source.
 
 `polytier run` uses these values if neither a flag nor a file sets the field. For other data the defaults of the method
 apply. Rows tuned for a number of gradient steps per round apply only to `polytier compare --steps` with that number.
+Where the table gives pulls but no steps of teams and of the server, these follow from the pulls (`exact_steps`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ MCLR, DNN, CNN, VGG = ("mclr",), ("dnn",), ("cnn-mnist", "cnn-fmnist"), ("vgg",)
 MNISTS = ("mnist", "fashion-mnist")
 HERE = "tuned here by `polytier tune`; how: docs/methods.md"
 CHOSEN = "chosen here, not searched for"
+DEMO = "tuned here by benchmarks/demo.py"
+BUNDLED = "tuned here by benchmarks/bundled_defaults.py"
+SHARED_OUT = "chosen here on validation data: see docs/methods.md"
 HALF = "sFedHP, Tables II-VII: 0.1 and 0.5 were tried, 0.5 was better throughout"
 
 
@@ -66,6 +70,55 @@ TUNED = {
     "ifca": {"device_lr": 0.054, "num_clusters": 4},
     "validation": {"device_lr": 0.27, "temperature": 0.053, "candidates": 4},
     "demlearn": {"device_lr": 0.27, "device_pull": 0.0034, "mix": 0.95},
+}
+
+# the bundled digits: 40 devices with 2 labels each, 4 teams
+DIGITS = {
+    "permfl": {"device_lr": 0.54, "device_pull": 0.014, "team_pull": 0.012},
+    "sfedhp": {"device_lr": 0.56, "server_lr": 1.8, "device_pull": 0.078, "team_pull": 0.033},
+    "al2gd": {"device_lr": 0.18, "device_pull": 0.42, "server_pull": 0.13},
+    "local": {"device_lr": 0.086},
+    "fedavg": {"device_lr": 2.5},
+    "fedprox": {"device_lr": 1.1, "device_pull": 0.0007},
+    "scaffold": {"device_lr": 1.0, "server_lr": 1.4},
+    "fedopt": {"device_lr": 0.18, "server_lr": 0.099},
+    "hier-fedavg": {"device_lr": 5.4},
+    "fedavg-ft": {"device_lr": 0.56, "tune_lr": 0.79},
+    "pfedme": {"device_lr": 0.55, "local_lr": 0.55, "device_pull": 1.8},
+    "per-fedavg": {"device_lr": 0.55, "inner_lr": 0.55},
+    "ditto": {"device_lr": 0.18, "personal_lr": 0.64, "device_pull": 0.061},
+    "apfl": {"device_lr": 0.086},
+    "fedrep": {"device_lr": 0.18},
+    "fedamp": {"device_lr": 0.18, "device_pull": 1.2, "attention_lr": 0.034},
+    "heurfedamp": {"device_lr": 0.41, "device_pull": 0.1},
+    "ifca": {"device_lr": 5.0},
+    "demlearn": {"device_lr": 4.7, "device_pull": 0.006},
+    "oracle": {"device_lr": 2.9},
+    "pfedgp": {"device_lr": 0.18},
+    "validation": {"device_lr": 0.55},
+    "pfedbayes": {"device_lr": 0.35, "global_lr": 1.8, "server_lr": 1.6},
+}
+
+# the bundled digits at four sites: 60 devices
+SITES = {
+    "local": {"device_lr": 0.46},
+    "fedavg": {"device_lr": 0.61},
+    "fedavg-ft": {"device_lr": 1.3, "tune_lr": 3.4},
+    "hier-fedavg": {"device_lr": 0.19},
+    "ditto": {"device_lr": 0.28, "personal_lr": 1.0, "device_pull": 0.023},
+    "permfl": {"device_lr": 0.88, "device_pull": 0.029, "team_pull": 0.0016},
+}
+
+# how 20 gradients per round are shared out: a round with 100 gradients counts as five
+DIGITS_STEPS = {
+    "permfl": {"device_steps": 20, "team_rounds": 5},
+    "sfedhp": {"device_steps": 5, "team_rounds": 20},
+    "pfedme": {"device_steps": 5, "local_rounds": 20},
+    "hier-fedavg": {"device_steps": 5, "team_rounds": 4},
+}
+SITES_STEPS = {
+    "permfl": {"device_steps": 20, "team_rounds": 10},
+    "hier-fedavg": {"device_steps": 20, "team_rounds": 25},
 }
 
 TABLE = (
@@ -166,6 +219,12 @@ TABLE = (
         "CoBo, Appendix B",
     ),
     Row(("fc",), ("cifar-100",), ("resnet9",), {"device_lr": 0.05}, "CoBo, Appendix B"),
+    # bundled data
+    *(Row((name,), ("digits",), MCLR, fields, BUNDLED) for name, fields in DIGITS.items()),
+    Row(("pfedmt",), ("digits",), MCLR, DIGITS["permfl"], "as permfl, whose means have other weights"),
+    *(Row((name,), ("digits-sites",), MCLR, fields, DEMO) for name, fields in SITES.items()),
+    *(Row((name,), ("digits",), MCLR, fields, SHARED_OUT, steps=20) for name, fields in DIGITS_STEPS.items()),
+    *(Row((name,), ("digits-sites",), MCLR, fields, DEMO, steps=20) for name, fields in SITES_STEPS.items()),
     # the comparison on MNIST
     *(Row((name,), ("mnist",), MCLR, fields, HERE, steps=20) for name, fields in TUNED.items()),
     Row(("cobo",), ("mnist",), MCLR, {"device_lr": 0.05, "device_pull": 0.01}, CHOSEN, steps=20),

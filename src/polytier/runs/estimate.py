@@ -25,15 +25,18 @@ from polytier.method.context import Context
 from polytier.method.memory import Memory
 from polytier.runs.callbacks import IN_FILES, rows_bytes
 from polytier.runs.loop import Loop
+from polytier.stack.held import bytes_of_gradient
 from polytier.tree.participation import Participation
 from polytier.tree.topology import Topology
 
 TIMED = 3  # steps
+PROCESS = 250 << 20  # bytes that Python, torch and this package take in every process
 
 
 def memory_bytes(loop: Loop) -> int:
-    """Bytes of the data, of one model per node, and of the working memory of a tile."""
-    return sum(sum(memory_of(loop, context).values()) for context in loop.context.parts)
+    """Bytes of the processes, the data, one model per node, frozen parameters, and the gradients of a tile."""
+    processes = 1 + engine_of(loop.context).workers * (engine_of(loop.context).workers > 1)
+    return PROCESS * processes + sum(sum(memory_of(loop, context).values()) for context in loop.context.parts)
 
 
 def memory_of(loop: Loop, context: Context) -> dict[str, int]:
@@ -42,11 +45,14 @@ def memory_of(loop: Loop, context: Context) -> dict[str, int]:
     nodes = sum(context.topology.size(tier) for tier in range(context.topology.num_tiers))
     tile = min(engine.tiles[context.name], len(federation))
     sample = int(federation.samples.max()) if isinstance(context.batch_size, str) else context.batch_size
-    batch = min(sample, int(federation.samples.max())) * federation.x[0].numel()
+    sample = min(sample, int(federation.samples.max()))
+    batch = sample * federation.x[0].numel()
+    group = context.batches.whole(federation.samples.argmax().reshape(1), "train", 1).groups[0]
+    values = bytes_of_gradient(context.objective, group.x[0], group.y[0]) * sample
     return {
         "data": federation.x.nbytes + federation.y.nbytes,
         "models": width * (context.objective.dimension * nodes + context.objective.frozen_size),
-        "tiles": width * (6 * context.objective.dimension + 3 * batch) * tile * engine.workers,
+        "tiles": (width * (6 * context.objective.dimension + 3 * batch) + values) * tile * engine.workers,
     }
 
 

@@ -8,25 +8,30 @@ global   | the server's model
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from polytier.data import IGNORED
 from polytier.data.federation import SPLITS
 from polytier.method.algorithm import Algorithm
 from polytier.method.call import Call, Clock
 from polytier.method.context import Context
 from polytier.method.local_problem import LocalProblem
-from polytier.models.metrics import LOSS, Metric
-from polytier.stack.rows import Rows, as_dict, cat_rows
+from polytier.method.travel import OF_STATISTICS, STATISTICS
+from polytier.models.metrics import LOSS, TOKENS, Metric
+from polytier.stack.rows import Answered, Rows, as_dict, cat_rows
 
 PUBLISHED = "published."
+TOKEN_LOSS = "token_loss"  # sums of the loss per token
 CHUNK = 128  # samples per device in one forward pass
-HELD = 16 << 20  # limit in bytes of outputs kept for metrics per device; a single device may exceed it
+HELD = 16 << 20  # limit in bytes of outputs kept for metrics per device; a single device, or sample, may exceed it
+LARGE = 1 << 16  # bytes of one sample's outputs from which the limit holds for every forward pass
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,12 @@ class Evaluation:
         if known.per == "device":
             return np.where(count > 0, self.values[model, split][metric], np.nan)
         sums = self.sums[model, split][summed(known)]
-        return known.finished(np.where(count > 0, sums / np.maximum(count, 1), np.nan))
+        number = self.number(known, model, split)
+        return known.finished(np.where(number > 0, sums / np.maximum(number, 1), np.nan))
+
+    def number(self, metric: Metric, model: str, split: str) -> np.ndarray:
+        """[n] what the sums of a metric are divided by: the number of samples, or of tokens."""
+        return self.sums[model, split][TOKENS] if metric.per == "token" else self.counts[split]
 
     def summary(self, model: str, split: str = "test") -> dict[str, float | None]:
         """The mean loss of a model, and for each metric its mean over devices and more (`figures_of`)."""
@@ -79,8 +89,11 @@ class Evaluation:
             elif len(there):
                 result |= figures_of(metric, there)
                 if metric.per != "device":  # the value over all samples cannot be computed from one value per device
-                    total = self.sums[model, split][summed(metric)].sum() / self.counts[split].sum()
+                    number = self.number(metric, model, split).sum()
+                    total = self.sums[model, split][summed(metric)].sum() / number
                     result[f"{metric.name}_pooled"] = float(metric.finished(total))
+                    if metric.per == "token":
+                        result[f"{metric.name}_tokens"] = int(number)
             if undefined:
                 result.setdefault(metric.name, None)
                 result[f"{metric.name}_undefined"] = undefined
@@ -107,7 +120,7 @@ def figures_of(metric: Metric, values: np.ndarray) -> dict[str, float | None]:
 
 def summed(metric: Metric) -> str:
     """The name under which the sums of a metric are stored; a metric of the loss uses those of the loss."""
-    return LOSS.name if metric.per == "loss" else metric.name
+    return {"loss": LOSS.name, "token": TOKEN_LOSS}.get(metric.per, metric.name)
 
 
 def metrics_of(context: Context) -> tuple[Metric, ...]:
@@ -120,22 +133,42 @@ def metrics_of(context: Context) -> tuple[Metric, ...]:
 def personal(algorithm: Algorithm, rows: dict[str, Tensor], local: LocalProblem) -> dict[str, Tensor]:
     """Program of devices: their personal models as the field ""; nothing if the method has none."""
     published = {k.removeprefix(PUBLISHED): v for k, v in rows.items() if k.startswith(PUBLISHED)}
+    travel = local._context.travel
+    if len(travel.statistics):  # of the server for models that are made of its model, else the device's own
+        sent = rows.get(f"{OF_STATISTICS}global") if published else None
+        local.statistics = travel.arrive_statistics(None if sent is None else sent[:, ~travel.home_statistics], local)
     own = algorithm.personal(published.get("", published or None), local)
-    return {} if own is None else {"": own}
+    if own is None:
+        return {}
+    return {"": own} if local.statistics is None else {"": own, OF_STATISTICS: local.statistics}
 
 
 def models_of(algorithm: Algorithm, rows: dict[str, Tensor], local: LocalProblem) -> dict[str, Tensor]:
     """[n, d] by kind: the models that devices are evaluated with; `rows` are those of `shared_rows`."""
-    shared = {k: v for k, v in rows.items() if not k.startswith(PUBLISHED)}
-    return {**{f"personal{k}": v for k, v in personal(algorithm, rows, local).items()}, **shared}
+    shared = {k: v for k, v in rows.items() if not k.startswith((PUBLISHED, OF_STATISTICS))}
+    own = personal(algorithm, rows, local)
+    return {**({"personal": own[""]} if own else {}), **shared}
+
+
+def statistics_of(rows: dict[str, Tensor], local: LocalProblem) -> dict[str, Tensor]:
+    """[n, s] by kind of model, the running statistics it is evaluated with; called after `models_of`."""
+    if local.statistics is None:
+        return {}
+    travel, found = local._context.travel, {"personal": local.statistics}
+    for key, sent in rows.items():
+        if key.startswith(OF_STATISTICS):
+            shared = sent[:, ~travel.home_statistics]
+            found[key.removeprefix(OF_STATISTICS)] = travel.arrive_statistics(shared, local)
+    return found
 
 
 def measure(algorithm: Algorithm, rows: dict[str, Tensor], local: LocalProblem) -> Rows:
     """Program of devices: [n, columns] the values named by `columns`, for every model and split."""
     models = models_of(algorithm, rows, local)
+    statistics = statistics_of(rows, local)
     measured = {}
     for split in present_splits(local._context):
-        for name, answer in measure_split(algorithm, models, split, local).items():
+        for name, answer in measure_split(algorithm, models, split, local, statistics).items():
             measured[f"{name}.{split}"] = answer
     return measured
 
@@ -143,6 +176,8 @@ def measure(algorithm: Algorithm, rows: dict[str, Tensor], local: LocalProblem) 
 def columns(metrics: Sequence[Metric]) -> list[tuple[str, str]]:
     """The columns (kind, metric) of a device's answer: sums over samples, then value and validity per metric."""
     summed_up = [("sum", LOSS.name), *(("sum", metric.name) for metric in metrics if metric.per == "sample")]
+    if any(metric.per == "token" for metric in metrics):
+        summed_up += [("sum", TOKEN_LOSS), ("sum", TOKENS)]
     return summed_up + [(kind, m.name) for m in metrics if m.per == "device" for kind in ("value", "defined")]
 
 
@@ -153,22 +188,27 @@ def present_splits(context: Context) -> list[str]:
 
 
 def measure_split(
-    algorithm: Algorithm, models: dict[str, Tensor], split: str, local: LocalProblem
+    algorithm: Algorithm,
+    models: dict[str, Tensor],
+    split: str,
+    local: LocalProblem,
+    statistics: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
     """[n, columns] for each model.
 
     Sums are computed for all devices at once, and a chunk of samples is read once for all models. Metrics per device
     need the outputs of all samples, so these are kept for one model at a time and at most `devices_at_once` devices.
     """
-    if not any(metric.per == "device" for metric in local._context.metrics):
-        return measure_rows(algorithm, models, split, local)
+    if not any(metric.per == "device" for metric in local._context.metrics) and not large_output(local._context):
+        return measure_rows(algorithm, models, split, local, statistics)
     answers: dict[str, list[Tensor]] = {name: [] for name in models}
     for name, model in models.items():
         size = devices_at_once(algorithm, model, split, local)
         for start in range(0, len(local.ids), size):
             part = slice(start, start + size)
             some = LocalProblem(local._context, local.tier, local.ids[part], local.clock, quiet=True)
-            answers[name].append(measure_rows(algorithm, {name: model[part]}, split, some)[name])
+            own = {k: v[part] for k, v in statistics.items() if k == name}
+            answers[name].append(measure_rows(algorithm, {name: model[part]}, split, some, own)[name])
     return {name: torch.cat(rows) for name, rows in answers.items()}
 
 
@@ -182,26 +222,55 @@ def devices_at_once(algorithm: Algorithm, model: Tensor, split: str, local: Loca
     alone = LocalProblem(local._context, local.tier, local.ids[largest : largest + 1], local.clock, quiet=True)
     (group,) = local._context.batches.whole(alone.rows, split, 1).groups
     outputs = algorithm.predict(model[largest : largest + 1], alone, group.x)
-    return max(1, HELD // (samples * outputs.numel() * outputs.element_size()))
+    held = samples if any(metric.per == "device" for metric in local._context.metrics) else chunk_of(local._context)
+    return max(1, HELD // (held * outputs.numel() * outputs.element_size()))
 
 
-def measure_rows(algorithm: Algorithm, models: dict[str, Tensor], split: str, local: LocalProblem) -> dict[str, Tensor]:
-    """[n, columns] for each model, all devices at once."""
+def large_output(context: Context) -> int:
+    """The bytes of a sample's outputs if they are many, as those of a language model with many tokens; else 0."""
+    objective = context.objective
+    if objective.output_bytes is None:
+        with torch.no_grad():
+            outputs = objective.apply(objective.initial.to(objective.device), context.batches.example())
+        objective.output_bytes = outputs.numel() * outputs.element_size()
+    return objective.output_bytes if objective.output_bytes > LARGE else 0
+
+
+def chunk_of(context: Context) -> int:
+    """Samples per device in one forward pass."""
+    large = large_output(context)
+    return max(1, min(CHUNK, HELD // large)) if large else CHUNK
+
+
+def measure_rows(
+    algorithm: Algorithm,
+    models: dict[str, Tensor],
+    split: str,
+    local: LocalProblem,
+    statistics: Mapping[str, Tensor] = MappingProxyType({}),
+) -> dict[str, Tensor]:
+    """[n, columns] for each model, all devices at once; `statistics` [n, s] are its running statistics."""
     context = local._context
     sampled = [metric for metric in context.metrics if metric.per == "sample"]
     of_device = [metric for metric in context.metrics if metric.per == "device"]
-    total = {name: torch.zeros(len(local.ids), 1 + len(sampled), dtype=torch.float64) for name in models}
+    by_token = any(metric.per == "token" for metric in context.metrics)
+    total = {name: torch.zeros(len(local.ids), 1 + len(sampled) + 2 * by_token, dtype=torch.float64) for name in models}
     held = {name: [Held() for _ in local.ids] if of_device else [] for name in models}
     start, end = (b[local.rows] for b in context.batches.federation.span(split))
-    for part in range(-(-int((end - start).max()) // CHUNK)):
-        for group in context.batches.whole(local.rows, split, CHUNK, part).groups:
+    chunk = chunk_of(context)
+    for part in range(-(-int((end - start).max()) // chunk)):
+        for group in context.batches.whole(local.rows, split, chunk, part).groups:
             some = LocalProblem(context, local.tier, local.ids[group.rows], local.clock, quiet=True)
             targets, inside = group.y.flatten(0, 1), group.weight > 0
             for name, model in models.items():
+                some.statistics = statistics[name][group.rows] if name in statistics else None
                 outputs = algorithm.predict(model[group.rows], some, group.x)
                 flat = outputs.flatten(0, 1)
                 values = [metric(flat, targets).reshape(inside.shape) for metric in sampled]
                 losses = context.objective.sample_losses(outputs, group.y)
+                if by_token:
+                    number = (group.y != IGNORED).flatten(2).sum(2) if group.y.ndim > 2 else torch.ones_like(group.y)
+                    values += [losses.double() * number, number]
                 sums = [torch.where(inside, v, 0).double().sum(1) for v in (losses, *values)]
                 total[name][group.rows] += torch.stack(sums, 1).cpu()
                 for k, place in enumerate(torch.arange(len(local.ids))[group.rows].tolist() if of_device else ()):
@@ -235,7 +304,7 @@ class Held:
         return torch.tensor(found, dtype=torch.float64)
 
 
-def ask_devices(context: Context, state: Rows, round_: int, program: Any) -> Iterator[dict[str, Tensor]]:
+def ask_devices(context: Context, state: Rows, round_: int, program: Any) -> Iterator[Any]:
     """Run a program of this module on all devices, in the order of the topology, without changes or traffic."""
     rows, sender = shared_rows(context, state)
     everyone = torch.arange(context.topology.size(context.topology.leaf))
@@ -248,7 +317,7 @@ def evaluate(context: Context, state: Rows, round_: int) -> Evaluation:
     """Evaluate all kinds of models on all devices."""
     sums: dict[tuple[str, str], dict[str, np.ndarray]] = {}
     values: dict[tuple[str, str], dict[str, np.ndarray]] = {}
-    measured = as_dict(cat_rows(list(ask_devices(context, state, round_, measure))))
+    present, measured = answers_of(context, ask_devices(context, state, round_, measure))
     for key, answer in measured.items():
         model, split = key.rsplit(".", 1)
         found = {column: answer[:, k].numpy() for k, column in enumerate(columns(context.metrics))}
@@ -259,21 +328,51 @@ def evaluate(context: Context, state: Rows, round_: int) -> Evaluation:
             if kind == "value"
         }
     bounds = context.batches.federation.bounds[context.topology.order]
-    counts = {s: (bounds[:, k + 1] - bounds[:, k]).numpy() for k, s in enumerate(SPLITS)}
+    counts = {s: ((bounds[:, k + 1] - bounds[:, k]) * present).numpy() for k, s in enumerate(SPLITS)}
     return Evaluation(counts, sums, values, context.metrics)
 
 
-def personal_models(context: Context, state: Rows, round_: int) -> Tensor | None:
-    """[n, d] the personal models in the federation's order; None if the method has none."""
-    own, start = None, 0
+def answers_of(context: Context, pieces: Iterator[Rows | Answered]) -> tuple[Tensor, dict[str, Tensor]]:
+    """[n] which devices answered, and the fields of their answers [n, ...] with zeros for those that did not."""
+    n, whose, found = context.topology.size(context.topology.leaf), [], []
+    for piece in pieces:
+        if isinstance(piece, Answered):
+            whose.append(piece.which)
+        found.append(piece.rows if isinstance(piece, Answered) else piece)
+    if not whose:
+        return torch.full((n,), bool(found)), as_dict(cat_rows(found)) if found else {}
+    which, rows = torch.cat(whose), as_dict(cat_rows(found))
+    present = torch.zeros(n, dtype=torch.bool)
+    present[which] = True
+    return present, {k: v.new_zeros((n, *v.shape[1:])).index_copy(0, which, v) for k, v in rows.items()}
+
+
+def personal_models(context: Context, state: Rows, round_: int) -> dict[str, Tensor]:
+    """[n, d] the personal models in the federation's order as "", their running statistics as `OF_STATISTICS`.
+
+    Empty if the method has no personal models.
+    """
+    own: dict[str, Tensor] = {}
+    start, order = 0, context.topology.order
     for answer in ask_devices(context, state, round_, personal):
         if "" not in answer:
-            return None
-        rows, order = answer[""], context.topology.order
-        own = rows.new_empty(len(order), rows.shape[1]) if own is None else own
-        own[order[start : start + len(rows)]] = rows
-        start += len(rows)
+            return {}
+        for field_, rows in answer.items():
+            if field_ not in own:
+                own[field_] = rows.new_empty(len(order), rows.shape[1])
+            own[field_][order[start : start + len(rows)]] = rows
+        start += len(answer[""])
     return own
+
+
+def statistics_by_kind(context: Context, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """[nodes, s] the running statistics of personal, team and global models; `own` is from `personal_models`."""
+    if not len(context.travel.statistics):
+        return {}
+    inner = context.topology.leaf - 1
+    found = {"team": kept_statistics(context, inner)} if inner > 0 else {}
+    found["global"] = kept_statistics(context, 0)
+    return {**found, "personal": own[OF_STATISTICS]} if OF_STATISTICS in own else found
 
 
 def shared_rows(context: Context, state: Rows) -> tuple[dict[str, Tensor], Tensor]:
@@ -287,12 +386,23 @@ def shared_rows(context: Context, state: Rows) -> tuple[dict[str, Tensor], Tenso
             everyone = torch.arange(topology.size(tier))
             default = context.objective.initial.expand(len(everyone), -1)
             model = context.memory.read(tier, "model", everyone, default)
-            rows["team" if tier == inner else topology.tier_names[tier]] = model[topology.ancestor(tier, inner)]
+            kind, place = "team" if tier == inner else topology.tier_names[tier], topology.ancestor(tier, inner)
+            rows[kind] = model[place]
+            if len(context.travel.statistics):
+                rows[f"{OF_STATISTICS}{kind}"] = kept_statistics(context, tier)[place]
+    if len(context.travel.statistics):
+        rows[f"{OF_STATISTICS}global"] = kept_statistics(context, 0).expand(num, -1)
     everywhere = algorithm.global_model(state)
     if everywhere is not None:
         rows["global"] = everywhere.expand(num, -1)
     rows |= {k: v.expand(num, *v.shape[1:]) for k, v in published_rows(algorithm, state).items()}
     return rows, topology.parents[topology.leaf]
+
+
+def kept_statistics(context: Context, tier: int) -> Tensor:
+    """[nodes, s] the running statistics of the nodes of a tier."""
+    everyone = torch.arange(context.topology.size(tier))
+    return context.memory.read(tier, STATISTICS, everyone, context.travel.statistics.expand(len(everyone), -1))
 
 
 def published_rows(algorithm: Algorithm, state: Rows) -> dict[str, Tensor]:

@@ -17,12 +17,14 @@ from torch import Tensor, nn
 
 from polytier._errors import missing
 from polytier.data.federation import as_tensor
-from polytier.data.own import own_column, read_arrays
+from polytier.data.own_npz import own_column, read_arrays
 from polytier.data.sources import reading
-from polytier.files.write import atomic, write_bytes
+from polytier.files.write import atomic, make_folder, write_bytes, write_text
+from polytier.models.lora import LoRA, is_conv1d, merged
+from polytier.models.pretrained import CausalLM
 from polytier.runs.folder import about_inputs
 from polytier.runs.run import Run, Scaled
-from polytier.runs.tensors import pieces
+from polytier.runs.write_tensors import pieces
 
 CHUNK = 512  # samples in one forward pass
 
@@ -69,28 +71,109 @@ def predictions(run: Run, row: Tensor, x: Any, what: str = "x") -> tuple[np.ndar
     return (scores.argmax(-1) if classes else scores).numpy(), scores.numpy()
 
 
-def export(run: Run, row: Tensor, target: Path, owner: str) -> None:
-    """Write one model: its parameters (.safetensors), or a program that runs without this package (.pt2, .onnx)."""
-    check_target(target, ".safetensors", *PROGRAMS)
+def export(run: Run, row: Tensor, target: Path, owner: str, form: str = "whole") -> str:
+    """Write one model: its parameters (.safetensors), or a program that runs without this package (.pt2, .onnx).
+
+    Args:
+        run: The run.
+        row: The model, from `Run.whole_row`.
+        target: The file to write; for "peft" a new folder.
+        owner: Whose model it is.
+        form: "whole": all parameters. "parts": only those that were trained (.safetensors). "peft": a folder that
+            `peft.PeftModel.from_pretrained` loads, of a model that was trained with LoRA.
+
+    Returns:
+        What was written, in words.
+
+    Raises:
+        ValueError: The form is unknown, or the model cannot be written in it.
+    """
+    if form not in FORMS:
+        raise ValueError(f"format {form!r} is unknown; allowed: {', '.join(FORMS)}")
+    if form == "peft":
+        return export_peft(run, row, target)
+    check_target(target, ".safetensors", *(PROGRAMS if form == "whole" else ()))
     if target.suffix == ".onnx" and None in map(find_spec, ("onnx", "onnxscript")):
         raise missing("onnx")
+    objective = run.context.objective
+    trained, frozen = objective.dimension, objective.frozen_size
     if target.suffix in PROGRAMS:
         export_program(run, row, target)
     else:
-        export_parameters(run, row, target, owner)
+        export_parameters(run, row, target, owner, form)
+    if form == "parts":
+        return f"what was trained, {trained:,} numbers; the other {frozen:,} parameters of the model are not in it"
+    return (
+        f"the whole model, {trained + frozen:,} parameters, of which {trained:,} were trained"
+        if frozen
+        else "the model"
+    )
 
 
-def export_parameters(run: Run, row: Tensor, target: Path, owner: str) -> None:
-    """Write the parameters of a model as .safetensors."""
-    module = run.as_module(row)
-    inner = module.model if isinstance(module, Scaled) else module
-    assert isinstance(inner, nn.Module)
-    parts = {k: v.clone() for k, v in run.context.objective.all_parameters(row).items()}
-    parts |= {k: v.clone() for k, v in inner.named_buffers()}
+def export_parameters(run: Run, row: Tensor, target: Path, owner: str, form: str) -> None:
+    """Write the parameters of a model as .safetensors: all of them, or those that were trained."""
+    objective = run.context.objective
+    if form == "parts":
+        statistics = row[objective.dimension :]
+        found = objective.parameters(row[: objective.dimension])
+        found |= objective.statistics(statistics if len(statistics) else None)
+    else:
+        found = whole_model(inner_module(run, row))
+    parts = {k: v.clone() for k, v in found.items()}
     about = json.dumps(about_inputs(run.context.population))
     write_bytes(target, pieces(parts, model=run.spec.model, of=owner, inputs=about))
     again = load_file(target)
     assert all(torch.equal(again[k], parts[k]) for k in parts)
+
+
+def inner_module(run: Run, row: Tensor) -> nn.Module:
+    """The module of a row, without the scaling of inputs."""
+    module = run.as_module(row)
+    inner = module.model if isinstance(module, Scaled) else module
+    assert isinstance(inner, nn.Module)
+    return inner
+
+
+def export_peft(run: Run, row: Tensor, target: Path) -> str:
+    """Write a folder with an adapter as PEFT has it."""
+    trainable, module = run.context.objective.trainable, inner_module(run, row)
+    layers = {name: part for name, part in module.named_modules() if isinstance(part, LoRA)}
+    if not layers:
+        raise ValueError("the model of this run has no LoRA layers, which a PEFT folder holds; use train=lora:rank=4")
+    if target.exists():
+        raise ValueError(f"{target} exists; name a new folder")
+    wrapped = isinstance(module, CausalLM)
+    own = {name.removeprefix("model.") if wrapped else name: layer for name, layer in layers.items()}
+    path = run.spec.model.partition(":")[2] if wrapped else None
+    about = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM" if wrapped else None,
+        "base_model_name_or_path": path,
+        "r": trainable.rank,
+        "lora_alpha": trainable.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": all(is_conv1d(layer.base) for layer in own.values()),
+        "inference_mode": True,
+        "target_modules": sorted(own),
+    }
+    tensors = {
+        f"base_model.model.{name}.{part}.weight": getattr(layer, part).detach().contiguous()
+        for name, layer in own.items()
+        for part in ("lora_A", "lora_B")
+    }
+    make_folder(target)
+    write_bytes(target / "adapter_model.safetensors", pieces(tensors, format="pt"))
+    write_text(target / "adapter_config.json", json.dumps(about, indent=2) + "\n")
+    number = run.context.objective.dimension
+    return f"the adapter, {number:,} numbers, as PEFT loads it; the base is {path or 'your model'}"
+
+
+def whole_model(module: nn.Module) -> dict[str, Tensor]:
+    """All parameters and buffers by name; what LoRA has learned is added to the weights of its layers."""
+    if any(isinstance(part, LoRA) for part in module.modules()):
+        return merged(module)
+    return {**{k: v.detach() for k, v in module.named_parameters()}, **dict(module.named_buffers())}
 
 
 def export_program(run: Run, row: Tensor, target: Path) -> None:
@@ -148,6 +231,7 @@ def read_onnx(path: Path) -> Callable[[Tensor], Tensor]:
     return call
 
 
+FORMS = ("whole", "parts", "peft")
 PROGRAMS = {".pt2": (write_pt2, read_pt2), ".onnx": (write_onnx, read_onnx)}  # how programs are written and read again
 
 

@@ -29,10 +29,12 @@ from polytier.method.algorithm import Algorithm
 from polytier.method.call import Diverged
 from polytier.models.metrics import LOSS
 from polytier.runs.defaults import settings as default_fields
+from polytier.runs.make_data import make_topology
 from polytier.runs.methods import make_method, method_class
 from polytier.runs.read import judge_of
 from polytier.runs.smoothness import quick_smoothness
-from polytier.runs.spec import PYTHON, RunSpec
+from polytier.runs.spec import PYTHON, RunSpec, read_teams
+from polytier.tree.topology import Topology
 
 if TYPE_CHECKING:
     from polytier.runs.loop import Loop
@@ -47,8 +49,8 @@ PULLS: dict[type[Algorithm], dict[str, float]] = {
     PFedMe: {"device_pull": 1.0},
 }
 FACTOR, MOVES = 3.0, 3  # a field is raised or lowered by this factor, at most so many times
-MOST_RUNS, MOST_ROUNDS = 12, 5  # candidates, and rounds of each
-MOST_WORK, MOST_BYTES = 1 << 26, 1 << 28  # parameters x devices x gradients of a round; samples: beyond, no search
+MOST_RUNS, MOST_GRADIENTS = 12, 1000  # candidates, and gradients of a device in each
+MOST_WORK, MOST_BYTES = 1 << 28, 1 << 28  # parameters x devices x gradients of a candidate; samples: beyond, no search
 UNEVEN = 100  # features whose standard deviations differ by this factor need scaling
 
 
@@ -61,13 +63,15 @@ def with_first_fields(spec: RunSpec, federation: Federation, **parts: Any) -> Ru
         **parts: Other arguments of `assemble` that were given as objects: model, loss, topology, ...
 
     Returns:
-        The specification itself if the data are not the user's own, or all fields that would be chosen are set.
+        The specification itself if all fields that would be chosen are set. If the data are not the user's own, only
+        steps that follow from pulls are set.
     """
-    tree = parts.get("topology")
-    flat = federation.team is None if tree is None else tree.num_tiers == 2
+    tiers = team_tiers(spec, federation, parts.get("topology"))
+    if not is_own(spec):
+        return with_exact_steps(spec, tiers)
     free = [name for name in free_fields(method_class(spec.algorithm)) if name not in spec.set]
-    free = [name for name in free if not (flat and name == "team_pull")]
-    if not free or not is_own(spec):
+    free = [name for name in free if tiers or name != "team_pull"]
+    if not free:
         return spec
     try:
         search = Search.begin(spec, federation, free, parts)
@@ -78,6 +82,32 @@ def with_first_fields(spec: RunSpec, federation: Federation, **parts: Any) -> Ru
     values = ", ".join(f"{name} = {value}" for name, value in chosen.items())
     log.info("%s: %s (chosen on training data by %s; --set FIELD=VALUE wins)", spec.algorithm, values, how)
     return spec.replace(set={**spec.set, **chosen})
+
+
+def with_exact_steps(spec: RunSpec, tiers: Sequence[str]) -> RunSpec:
+    """The specification with the steps of teams and of the server that follow from the pulls.
+
+    Only where the table of defaults gives pulls, and for steps that neither the table nor the specification gives.
+    """
+    table = {name: value for name, (value, _) in default_fields(spec.algorithm, spec.data, spec.model).items()}
+    if not any(name.endswith("_pull") for name in table):
+        return spec
+    fields = {**table, **spec.set}
+    steps = exact_steps(make_method(spec.algorithm, fields), tiers)
+    chosen = {name: value for name, value in steps.items() if name not in fields}
+    if not chosen:
+        return spec
+    values = ", ".join(f"{name} = {value}" for name, value in chosen.items())
+    log.info("%s: %s (from its pulls; --set FIELD=VALUE wins)", spec.algorithm, values)
+    return spec.replace(set={**spec.set, **chosen})
+
+
+def team_tiers(spec: RunSpec, federation: Federation, tree: Topology | None = None) -> Sequence[str]:
+    """The names of the tiers of teams, the outermost first; `tree` is the tree, if it was given as an object."""
+    tree = tree or make_topology(federation, read_teams(spec.teams))
+    if tree is not None:
+        return tree.tier_names[1 : tree.leaf]
+    return () if federation.team is None else ("team",)
 
 
 def is_own(spec: RunSpec) -> bool:
@@ -151,14 +181,16 @@ class Search:
             ValueError: The method cannot run with these settings on these data.
         """
         compute: dict[str, Any] = {"engine": "stacked", "workers": 1, "tile": None, "metric": None}
-        spec = spec.replace(rounds=max(1, min(MOST_ROUNDS, spec.rounds // 10)), **compute)
-        search = cls(spec, federation, free, {**parts, "objectives": {}})
+        search = cls(spec.replace(**compute), federation, free, {**parts, "objectives": {}})
         with silence(), search.loop({}) as loop:
             context, tree = loop.context, loop.context.topology
             search.tiers = tree.tier_names[1 : tree.leaf]
             search.start = search.first(quick_smoothness(context))
-            work = context.objective.dimension * len(federation) * gradients(loop.algorithm, len(search.tiers))
-        if work > MOST_WORK or federation.x.nbytes > MOST_BYTES:
+            each = gradients(loop.algorithm, len(search.tiers))
+            work = context.objective.dimension * len(federation) * each
+        rounds = min(spec.rounds, max(1, MOST_GRADIENTS // each), MOST_WORK // work)
+        search.spec = search.spec.replace(rounds=max(1, rounds))
+        if not rounds or federation.x.nbytes > MOST_BYTES:
             search.no_search = "a search would take long"
         elif int(federation.samples.max()) < 5:
             search.no_search = "no device has 5 training samples"
@@ -182,9 +214,7 @@ class Search:
 
     def complete(self, point: Mapping[str, float]) -> dict[str, Any]:
         """The fields of a candidate, with those that follow from them."""
-        kind = method_class(self.spec.algorithm)
-        method: Any = make_method(self.spec.algorithm, {**self.spec.set, **point})
-        tied = exact_steps(method, self.tiers) if issubclass(kind, PerMFL | SFedHP) else {}
+        tied = exact_steps(make_method(self.spec.algorithm, {**self.spec.set, **point}), self.tiers)
         return {**point, **{name: value for name, value in tied.items() if name not in self.spec.set}}
 
     def loop(self, fields: Mapping[str, Any]) -> Loop:
@@ -241,10 +271,20 @@ def climb(score: Callable[[Mapping[str, float]], float], point: dict[str, float]
     return point
 
 
-def exact_steps(method: Any, tiers: Sequence[str]) -> dict[str, Any]:
-    """Steps with which every inner node moves to the minimiser of its own pulls; none if a pull is not one number."""
+def exact_steps(method: Algorithm, tiers: Sequence[str]) -> dict[str, Any]:
+    """Steps of teams and of the server with which every inner node moves to the minimiser of its own pulls.
+
+    Args:
+        method: Its pulls count; methods other than PerMFL, sFedHP and those derived from them have no such steps.
+        tiers: The names of the tiers of teams, the outermost first.
+
+    Returns:
+        Fields of the method; none if a pull is not one number above 0.
+    """
+    if not isinstance(method, PerMFL | SFedHP):
+        return {}
     lam, gamma = method.device_pull, method.team_pull
-    if not all(isinstance(pull, float) and pull > 0 for pull in (lam, gamma)):
+    if not (isinstance(lam, float) and isinstance(gamma, float) and lam > 0 and gamma > 0):
         return {}
     if isinstance(method, SFedHP):  # its server averages, and its teams move to the mean phi alone
         return {"team_lr": rounded(1 / gamma)} if tiers else {}

@@ -43,7 +43,6 @@ from polytier.files.write import (
     write_text,
 )
 from polytier.method.context import Context
-from polytier.models.trainable import digest
 from polytier.runs import checkpoint, snapshot
 from polytier.runs.csv_cells import csv_lines
 from polytier.runs.evaluate import metrics_of
@@ -51,7 +50,7 @@ from polytier.runs.read_files import CHECKPOINTS, DONE, FORMAT, KINDS, STATE, ST
 from polytier.runs.run import Run
 from polytier.runs.spec import RunSpec, identity, to_toml
 from polytier.runs.summary import PART, device_table, summary, traffic
-from polytier.runs.tensors import pieces
+from polytier.runs.write_tensors import pieces
 from polytier.tree import collaboration
 from polytier.tree.topology import Topology
 
@@ -232,16 +231,19 @@ def write_collaboration(folder: Path, run: Run) -> None:
 def write_models(folder: Path, run: Run) -> None:
     """Write {personal,team,global}.safetensors: one tensor per trained parameter, its first axis is the nodes.
 
+    Running statistics of BatchNorm layers that train are beside them.
+
     Frozen parameters are not in the files. Their digest is, so that `Run.load` can compare them with the given model.
     """
     make_folder(folder)
     ids = {"personal": run.device_ids, "team": run.team_ids, "global": np.array(["server"])}
     about = json.dumps(about_inputs(run.context.population))
-    frozen = run.context.objective.frozen
-    meta = {"inputs": about, **({"frozen": digest(frozen)} if frozen else {})}
+    frozen = run.context.objective.frozen_digest
+    meta = {"inputs": about, **({"frozen": frozen} if frozen else {})}
     for kind, rows in ((kind, run.rows(kind)) for kind in KINDS):
         if rows is not None:
-            parameters = run.context.objective.parameters(rows)
+            objective = run.context.objective
+            parameters = {**objective.parameters(rows), **objective.statistics(run.statistics.get(kind))}
             content = pieces(parameters, ids=json.dumps(ids[kind].tolist()), **meta)
             write_bytes(folder / f"{kind}.safetensors", content)
 

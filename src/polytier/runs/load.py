@@ -21,7 +21,7 @@ from polytier.method.context import Context
 from polytier.method.memory import Memory
 from polytier.models.losses import default_loss
 from polytier.models.metrics import MetricInfo, describe
-from polytier.models.trainable import Trainable, digest
+from polytier.models.trainable import Trainable
 from polytier.models.zoo import make_model
 from polytier.runs import checkpoint, snapshot
 from polytier.runs.methods import make_method
@@ -127,7 +127,14 @@ def load_model(
     population = read_population(about, topology)
     loss = default_loss(model, about["classes"] is not None)
     objective = Objective(
-        model, loss, l2=spec.l2, dtype=dtype, batching=spec.batching or "eager", trainable=Trainable.parse(spec.train)
+        model,
+        loss,
+        l2=spec.l2,
+        dtype=dtype,
+        batching=spec.batching or "eager",
+        trainable=Trainable.parse(spec.train),
+        seed=spec.seed,
+        share=spec.model != PYTHON,
     )
     check_frozen(objective, about["frozen"])
     ledger = Ledger(topology)
@@ -152,6 +159,7 @@ def load_model(
         name=name,
         population=population,
     )
+    statistics = {kind: flat_statistics(objective, found[0]) for kind, found in parts.items() if objective.norms}
     rows = {kind: flat_rows(objective, *found) for kind, found in parts.items()}
     everywhere = rows.get("global")
     kept = snapshot.state_of(tensors, name) if tensors else {} if everywhere is None else everywhere
@@ -164,7 +172,15 @@ def load_model(
         personal=rows.get("personal"),
         team=rows.get("team"),
         global_=None if everywhere is None else everywhere[0],
+        statistics=statistics,
     )
+
+
+def flat_statistics(objective: Objective, parts: dict[str, Tensor]) -> Tensor:
+    """[nodes, s] the running statistics, which are taken out of `parts`."""
+    if not all(name in parts for name in objective.statistic_names):
+        raise ValueError("the saved models have no running statistics of BatchNorm; give the model of that run")
+    return torch.cat([parts.pop(name) for name in objective.statistic_names], 1)
 
 
 def flat_rows(objective: Objective, parts: dict[str, Tensor], ids: np.ndarray) -> Tensor:
@@ -180,7 +196,7 @@ def flat_rows(objective: Objective, parts: dict[str, Tensor], ids: np.ndarray) -
 
 def check_frozen(objective: Objective, saved: str | None) -> None:
     """Raise an error if the frozen parameters of the module differ from those of the run, which are not saved."""
-    if saved is not None and (not objective.frozen or digest(objective.frozen) != saved):
+    if saved is not None and objective.frozen_digest != saved:
         raise ValueError(
             "the frozen parameters of this model are not those of the run; give the model of that run, with the same "
             "weights and with the same parameters frozen"

@@ -55,7 +55,10 @@ def make_data(
 
 
 def with_fitting_model(spec: RunSpec, federation: Federation) -> RunSpec:
-    """The specification with a model for numbers if the targets are no classes and the model is mclr, the default."""
+    """The specification with a model for tokens or numbers where mclr, the default, does not fit the data."""
+    if federation.is_tokens and spec.model == "mclr":
+        log.info("the data are tokens: model gpt instead of mclr")
+        return spec.replace(model="gpt")
     if federation.num_classes is not None or spec.model != "mclr":
         return spec
     model = "quadratic" if spec.data.partition(":")[0] in GENERATED else "linear"
@@ -107,6 +110,7 @@ def make_federation(spec: RunSpec) -> tuple[Federation, RunSpec]:
     if own_file:
         found["data"] = str(source)
     else:
+        found["data"] = source.setting or spec.data
         found["devices"] = len(federation)
         if source.device is None and per_class is None:
             found["partition"] = spec.partition or "labels:2"

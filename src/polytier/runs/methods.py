@@ -62,12 +62,17 @@ def make_method(name: str, fields: Mapping[str, Any], models: Mapping[str, Algor
     return kind(**fields) if models is None else kind(models=models, **fields)  # type: ignore[call-arg]
 
 
-def method_of(spec: RunSpec) -> Algorithm:
-    """The method of a specification. Fields that are not set come from the table in defaults.py."""
+def method_of(spec: RunSpec, tell: bool = True) -> Algorithm:
+    """The method of a specification. Fields that are not set come from the table in defaults.py.
+
+    Args:
+        spec: The settings of one model.
+        tell: Whether to log the values from the table with their source.
+    """
     own = {field.name: field.default for field in dataclasses.fields(method_class(spec.algorithm))}
     table = default_fields(spec.algorithm, spec.data, spec.model)
     found = {name: pair for name, pair in table.items() if name not in spec.set and pair[0] != own[name]}
-    for source in dict.fromkeys(source for _, source in found.values()):
+    for source in dict.fromkeys(source for _, source in found.values()) if tell else ():
         values = ", ".join(f"{name} = {value}" for name, (value, where) in found.items() if where == source)
         log.info("%s on %s with %s: %s (%s)", spec.algorithm, spec.data, spec.model, values, source)
     return make_method(spec.algorithm, {name: value for name, (value, _) in found.items()} | spec.set)

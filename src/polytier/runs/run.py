@@ -20,7 +20,14 @@ from polytier.method.call import Call, Clock
 from polytier.method.context import Context
 from polytier.method.execute import execute
 from polytier.method.memory import Memory
-from polytier.runs.evaluate import Evaluation, personal, personal_models, published_rows, shared_rows
+from polytier.runs.evaluate import (
+    Evaluation,
+    personal,
+    personal_models,
+    published_rows,
+    shared_rows,
+    statistics_by_kind,
+)
 from polytier.runs.spec import RunSpec
 from polytier.stack.rows import Rows
 from polytier.tree.topology import Topology
@@ -67,6 +74,8 @@ class Run:
         collaboration: By round, the learned collaboration between nodes; empty if the method does not learn one.
         objects: The parts of the run that were given as Python objects, by name; `polytier.resume` uses them.
         folder: The run folder, if the run was loaded from it.
+        statistics: By kind of model (personal, team, global), [nodes, s] the running statistics of BatchNorm layers
+            that train; empty if there are none.
 
     Examples:
         >>> import polytier, torch
@@ -90,6 +99,7 @@ class Run:
     collaboration: dict[int, Collaboration] = field(default_factory=dict)
     objects: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None
+    statistics: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def algorithm(self) -> Algorithm:
@@ -143,7 +153,7 @@ class Run:
     def of_context(cls, context: Context, loop: Loop, spec: RunSpec, **more: Any) -> Run:
         """The result of one model of a loop."""
         state = loop.part_state(context.name)
-        everywhere = context.algorithm.global_model(state)
+        everywhere, own = context.algorithm.global_model(state), personal_models(context, state, loop.round)
         history = [record_of(record, context.name) for record in loop.history] if context.name else list(loop.history)
         return cls(
             spec,
@@ -151,10 +161,11 @@ class Run:
             state,
             history,
             loop.seconds,
-            personal=personal_models(context, state, loop.round),
+            personal=own.get(""),
             team=shared_rows(context, state)[0].get("team"),
             global_=None if everywhere is None else everywhere[0],
             evaluation=loop.evaluations.get(context.name),
+            statistics=statistics_by_kind(context, own),
             **more,
         )
 
@@ -197,6 +208,19 @@ class Run:
             raise ValueError(f"{type(self.algorithm).__name__} has no global model; give {kind}=ID")
         return self.global_
 
+    def whole_row(self, *, device: Any = None, team: Any = None) -> Tensor:
+        """The parameters of one model, followed by its running statistics if it has BatchNorm layers that train.
+
+        Args, errors: as for `row`.
+        """
+        row = self.row(device=device, team=team)
+        if not self.statistics:
+            return row
+        kind = "personal" if device is not None else "team" if team is not None else "global"
+        ids = {"personal": self.device_ids, "team": self.team_ids, "global": np.array(["server"])}[kind]
+        name = device if device is not None else team if team is not None else "server"
+        return torch.cat([row, pick(self.statistics[kind], ids, name, kind, kind)])
+
     def model(self, *, device: Any = None, team: Any = None) -> nn.Module:
         """One model as an ordinary PyTorch module in evaluation mode, for inputs as they are in the data.
 
@@ -210,10 +234,12 @@ class Run:
         Raises:
             ValueError: The run has no such model.
         """
-        return self.as_module(self.row(device=device, team=team))
+        return self.as_module(self.whole_row(device=device, team=team))
 
     def as_module(self, row: Tensor) -> nn.Module:
         """A module with the trained parameters `row` [d]. Frozen parameters keep the values they had in training.
+
+        Running statistics [s] may follow the parameters in the row; by default they are the initial ones.
 
         Raises:
             ValueError: The method needs more than the outputs of a module to predict.
@@ -222,8 +248,12 @@ class Run:
             name = type(self.algorithm).__name__
             raise ValueError(f"{name} also needs a device's training data to predict; a module alone is not enough")
         objective, population = self.context.objective, self.context.population
-        module = copy.deepcopy(self.module).to(objective.dtype)
-        module.load_state_dict({k: v.clone() for k, v in objective.all_parameters(row).items()}, strict=False)
+        lora = objective.trainable.kind == "lora"
+        module = objective.trainable.apply(self.module) if lora else copy.deepcopy(self.module)
+        module = module.to(objective.dtype)
+        row, statistics = row[: objective.dimension], row[objective.dimension :]
+        values = {**objective.all_parameters(row), **objective.statistics(statistics if len(statistics) else None)}
+        module.load_state_dict({k: v.clone() for k, v in values.items()}, strict=False)
         if population.scale is not None or population.shift is not None:
             zero, one = torch.zeros(()), torch.ones(())
             scale = one if population.scale is None else population.scale
@@ -256,7 +286,7 @@ class Run:
         """
         from polytier.runs.export import predictions
 
-        return predictions(self, self.row(device=device, team=team), x)[0]
+        return predictions(self, self.whole_row(device=device, team=team), x)[0]
 
     def adapt(self, x: Any, y: Any, team: Any = None) -> nn.Module:
         """Train a personal model for a device that was not in training, with the method's own device program.
@@ -311,7 +341,7 @@ class Run:
         made: Any = execute(context, Call(1, first, personal, clock, rows, first, quiet=True), 0, 1)
         if not made:
             raise ValueError(f"{type(self.algorithm).__name__} has no personal models to adapt")
-        return self.as_module(made[""][0])
+        return self.as_module(torch.cat([made[""][0], *(rows[0] for key, rows in made.items() if key)]))
 
     # -- results -------------------------------------------------------------------------------------
 

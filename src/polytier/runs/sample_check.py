@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polytier.data.batches import Batches
 from polytier.data.federation import Federation
 from polytier.method.algorithm import Algorithm
 from polytier.models.losses import per_sample
 from polytier.models.metrics import Metric, check_metric
-from polytier.models.zoo import MODELS
+from polytier.models.zoo import LANGUAGE_MODELS, MODELS
 from polytier.stack.objective import Objective
 
 SAMPLES, LOOKED_AT = 4, 1024
@@ -41,14 +41,46 @@ def check_kinds(model: str, federation: Federation, default: bool) -> None:
         federation: The data.
         default: Whether the default loss is used.
     """
-    x, y = federation.x, federation.y
-    if model.partition(":")[0] not in MODELS:
+    x, y, name = federation.x, federation.y, model.partition(":")[0]
+    if name not in MODELS:
         return
+    if name in LANGUAGE_MODELS:
+        if not federation.is_tokens:
+            raise ValueError(
+                f"model {model} takes token ids, int64 [N, T], with a target for each; these inputs are {x.dtype} "
+                f"{tuple(x.shape)} with targets {tuple(y.shape)}; use text (--data text:FOLDER), or mclr or dnn"
+            )
+        return
+    if federation.is_tokens:
+        raise ValueError(
+            f"model {model} takes numbers or images, but x holds tokens; try {' or '.join(LANGUAGE_MODELS)}"
+        )
     if x.dtype != torch.uint8 and not x.is_floating_point():
         raise ValueError(f"model {model} takes numbers or images, but x holds integers ({x.dtype}); save x as float32")
     if default and federation.num_classes is not None and y.ndim > 1:
         raise ValueError(
             f"model {model} predicts one class per sample, but y has shape {tuple(y.shape)}; keep one column of y"
+        )
+
+
+def check_tokens(module: nn.Module, federation: Federation) -> None:
+    """Raise an error if samples of tokens are too long for a language model, or have ids that it does not know.
+
+    A language model may tell its limits by the attributes `context` and `vocabulary`, two whole numbers.
+    """
+    if not federation.is_tokens:
+        return
+    length, tokens = federation.x.shape[1], federation.num_classes or 0
+    longest, known = getattr(module, "context", None), getattr(module, "vocabulary", None)
+    if isinstance(longest, int) and length > longest:
+        raise ValueError(
+            f"samples have {length} tokens, the model takes at most {longest}; write "
+            f"--data text:FOLDER,context={longest}, or give the model a longer context"
+        )
+    if isinstance(known, int) and tokens > known:
+        raise ValueError(
+            f"the tokenizer has {tokens:,} tokens, the model knows {known:,}; use the tokenizer that the model was "
+            "made with (--data text:FOLDER,tokenizer=PATH)"
         )
 
 

@@ -134,6 +134,7 @@ def inputs(context: Context) -> Facts:
             for part in context.parts
         },
         "initial": {part.name: digest({"": part.objective.initial}) for part in context.parts},
+        "frozen": {part.name: part.objective.frozen_digest for part in context.parts},
     }
 
 
@@ -168,6 +169,7 @@ def check_same_inputs(context: Context, facts: Facts, folder: Path | None = None
         "data": "the data",
         "parameters": "the parameters of the model",
         "initial": "the initial values of the model's parameters",
+        "frozen": "the frozen parameters of the model",
     }
     for key, what in compared.items():
         if key in facts and facts[key] != now[key] and not (key == "initial" and named):

@@ -110,7 +110,10 @@ class RunSpec(BaseModel):
 
     algorithm: str = setting("permfl", "the method; see `polytier list algorithms`", "method", per_model=True)
     data: str = setting(
-        "digits", "a data set by name, your own FILE.npz, or a folder (`data pack`)", "data", per_model=True
+        "digits",
+        "a data set by name, your own FILE.npz, text:FOLDER, or a folder (`data pack`)",
+        "data",
+        per_model=True,
     )
     data_dir: str | None = setting(
         None, "where the files of the data set are: DIR, DIR/NAME and DIR/raw are searched", "data", per_model=True
@@ -129,7 +132,16 @@ class RunSpec(BaseModel):
         per_model=True,
     )
     train: str = setting(
-        "all", "which parameters train: all, head or layers=PATTERN; the others are not sent", "model", per_model=True
+        "all",
+        "which parameters train: all, head, layers=PATTERN, lora:rank=4,alpha=32,targets=PATTERN; others are not sent",
+        "model",
+        per_model=True,
+    )
+    local_layers: str | None = setting(
+        None,
+        "parameters that stay at the devices, such as *bn*; several patterns are joined by +",
+        "model",
+        per_model=True,
     )
     devices: int | None = setting(None, "number of devices", "data", shown="40", ge=1, le=MOST)
     teams: str | None = setting(None, "number of teams; 2x4 is two tiers of teams, 0 none", "tree", shown="4")
@@ -181,6 +193,12 @@ class RunSpec(BaseModel):
         per_model=True,
         ge=0,
         allow_inf_nan=False,
+    )
+    optimizer: str = setting(
+        "sgd",
+        "how devices step: sgd, momentum:0.9 or adamw; with :keep its state lasts from call to call",
+        "training",
+        per_model=True,
     )
     dtype: Literal["float32", "float64"] = setting("float32", "float32 or float64", "model")
     set: dict[str, Any] = setting({}, "fields of the method", "method", per_model=True)

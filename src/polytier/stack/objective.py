@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,9 @@ from torch.overrides import TorchFunctionMode
 from polytier.data.batches import Batch, Group
 from polytier.data.pack import as_file, from_file
 from polytier.models.losses import Loss, cross_entropy
-from polytier.models.trainable import Trainable
+from polytier.models.trainable import Trainable, digest
+from polytier.stack.batch_norm import replace_batch_norms
+from polytier.stack.dropout import key_dropouts
 from polytier.stack.gradient import grad
 from polytier.stack.rows import LINE, aligned
 from polytier.stack.tracing import trace
@@ -50,6 +51,8 @@ class Objective:
         device: where gradients are computed, such as "cpu" or "cuda".
         batching: "stacked", "single" or "eager", see above.
         trainable: which parameters train.
+        seed: determines the first values of parameters that `trainable` adds.
+        share: whether frozen parameters use the memory of those of `module`, which must then not be changed.
 
     Attributes:
         names: names of the parameters that train, in the order of the row.
@@ -57,6 +60,9 @@ class Objective:
         dimension: d, the length of a row.
         initial: [d] the row of the module as it was given.
         frozen_size: the number of elements of all other parameters.
+        norms: the BatchNorm layers that train, by name. If there are some, rows are computed one by one ("eager").
+        statistic_names, statistic_sizes: names and sizes of their running statistics, in the order of a row [s].
+        initial_statistics: [s] those of the module as it was given.
 
     Raises:
         ValueError: the module has no parameters, or nothing would train.
@@ -84,8 +90,10 @@ class Objective:
         device: torch.device | str = "cpu",
         batching: str = "stacked",
         trainable: Trainable = ALL,
+        seed: int = 0,
+        share: bool = False,
     ) -> None:
-        self.module = trainable.apply(module).to(device=device, dtype=dtype)
+        self.module = trainable.apply(module, seed, share).to(device=device, dtype=dtype)
         self.sample_loss, self.l2, self.dtype, self.batching = loss, l2, dtype, batching
         self.device, self.trainable = torch.device(device), trainable
         parameters = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
@@ -94,14 +102,24 @@ class Objective:
         self.sizes = [p.numel() for p in parameters.values()]
         self.dimension = sum(self.sizes)
         self.initial = torch.cat([p.detach().reshape(-1) for p in parameters.values()]).cpu()  # [d]
+        self.norms = replace_batch_norms(self.module, trainable)
+        self.statistic_names = [f"{name}.running_{part}" for name in self.norms for part in ("mean", "var")]
+        found = [self.module.get_buffer(name).detach() for name in self.statistic_names]
+        self.statistic_sizes = [len(values) for values in found]
+        self.initial_statistics = torch.cat(found).cpu() if found else self.initial.new_zeros(0)  # [s]
+        self._statistics: Tensor | None = None  # [s] of the row that is computed; None: the initial ones
+        self._mask: Tensor | None = None  # [B] bool, the samples of a training step that count
+        if self.norms and batching == "stacked":
+            self.batching = "eager"
         self.dropouts = key_dropouts(self.module)
         self.module.eval()  # in training mode other layers would draw from torch's global generator
         self.module.requires_grad_(False)
         self.frozen_size = sum(p.numel() for p in self.frozen.values())
+        self.output_bytes: int | None = None  # of one sample, once it is known
         self._compiled: dict[Any, Callable] = {}
         self._expanded: dict[str, Tensor] = {}  # the frozen parameters as a stack sees them, while it is traced
         self._files: dict[str, tuple[Path, str, list[int]]] = {}  # where other processes find the frozen parameters
-        self._light: tuple[nn.Module, list[KeyedDropout]] | None = None  # the module without these, to be pickled
+        self._light: tuple[Any, ...] | None = None  # the module and its layers without these, to be pickled
         self._place_frozen()
 
     # -- frozen parameters -----------------------------------------------------------------------
@@ -111,6 +129,11 @@ class Objective:
         """The parameters that do not train, by name. They are shared by all rows and are never written to."""
         trained = set(self.names)
         return {name: p for name, p in self.module.named_parameters() if name not in trained}
+
+    @cached_property
+    def frozen_digest(self) -> str | None:
+        """A digest of the frozen parameters, in which two models can be compared; None if all parameters train."""
+        return digest(self.frozen) if self.frozen_size else None
 
     def all_parameters(self, row: Tensor) -> dict[str, Tensor]:
         """All parameters of the model `row` [d] by name, in the order of the module: the row's and the frozen ones."""
@@ -127,7 +150,7 @@ class Objective:
         for k, (name, values) in enumerate(self.frozen.items()):
             self._files[name] = as_file(values.detach().cpu(), folder / f"frozen-{k}")
         empty: dict[int, Any] = {id(p): nn.Parameter(p.new_empty(0), False) for p in self.frozen.values()}
-        self._light = copy.deepcopy((self.module, self.dropouts), empty)
+        self._light = copy.deepcopy((self.module, self.dropouts, self.norms), empty)
         self._place_frozen()
 
     def _place_frozen(self) -> None:
@@ -150,7 +173,7 @@ class Objective:
         """The state to pickle, without graphs; frozen parameters in files are named, not copied."""
         state = {**self.__dict__, "_compiled": {}}  # graphs are traced again in another process
         if self._light and all(path.exists() for path, _, _ in self._files.values()):
-            state["module"], state["dropouts"] = self._light
+            state["module"], state["dropouts"], state["norms"] = self._light
         else:
             state["_files"] = {}
         return {**state, "_light": None}
@@ -172,11 +195,20 @@ class Objective:
         """[B, ...] outputs of the model `row` [d] on inputs [B, ...]; with `key` [B], with dropout drawn from it."""
         for layer in self.dropouts:
             layer.key = key
+        for layer in self.norms.values():
+            layer.mask = self._mask
         try:
-            return functional_call(self.module, {**self.parameters(row), **self._expanded}, (inputs,))
+            values = {**self.parameters(row), **self.statistics(self._statistics), **self._expanded}
+            return functional_call(self.module, values, (inputs,))
         finally:
             for layer in self.dropouts:
                 layer.key = None  # it may be a tensor of torch.func, which cannot be pickled
+            for layer in self.norms.values():
+                layer.mask = None
+
+    def statistics(self, row: Tensor | None) -> dict[str, Tensor]:
+        """Views of a row [s] of running statistics by name; none for None."""
+        return {} if row is None else dict(zip(self.statistic_names, row.split(self.statistic_sizes, -1), strict=True))
 
     def mean_loss(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor | None = None) -> Tensor:
         """The loss of one row, weighted over its samples, without the l2 term."""
@@ -189,7 +221,14 @@ class Objective:
 
     # -- a stack of rows -------------------------------------------------------------------------
 
-    def grad(self, theta: Tensor, batch: Batch, loss: Callable | None = None, extra: tuple = ()) -> Tensor:
+    def grad(
+        self,
+        theta: Tensor,
+        batch: Batch,
+        loss: Callable | None = None,
+        extra: tuple = (),
+        statistics: Tensor | None = None,
+    ) -> Tensor:
         """[n, d] the gradient of each row on its own samples.
 
         Args:
@@ -198,11 +237,14 @@ class Objective:
             loss: replaces the objective, `loss(apply, row, x, y, weight, *extra)` for one row, where
                 `apply(row, inputs)` are the outputs of the model.
             extra: rows [n, ...] that are passed to `loss`.
+            statistics: [n, s] the running statistics of each row, which are changed to those after this batch.
         """
-        found = self._stack("grad", theta, batch, loss, extra)
+        found = self._stack("grad", theta, batch, loss, extra, statistics)
         return found.add_(theta, alpha=self.l2) if self.l2 and loss is None else found
 
-    def grad_pieces(self, theta: Tensor, batch: Batch) -> Iterator[tuple[Tensor | slice, list[Piece]]]:
+    def grad_pieces(
+        self, theta: Tensor, batch: Batch, statistics: Tensor | None = None
+    ) -> Iterator[tuple[Tensor | slice, list[Piece]]]:
         """The same gradients for some rows at a time, as adjacent columns, so that they need not be concatenated.
 
         Yields:
@@ -210,7 +252,7 @@ class Objective:
             to; the rows `theta` may be changed as soon as their columns are used.
         """
         if self.batching != "stacked":
-            whole: list[Piece] = [self.grad(theta, batch)]
+            whole: list[Piece] = [self.grad(theta, batch, statistics=statistics)]
             return iter([(slice(None), whole)])
         group = batch.groups[0]
         if len(group.x) == len(theta) and len(stacks_of(len(theta))) == 1:  # the usual case, without any slices
@@ -235,13 +277,20 @@ class Objective:
             piece.add_(x, alpha=self.l2)
         return whole
 
-    def loss(self, theta: Tensor, batch: Batch, loss: Callable | None = None, extra: tuple = ()) -> Tensor:
-        """[n] the value of the objective for each row; arguments as for `grad`."""
-        return self._stack("loss", theta, batch, loss, extra)
+    def loss(
+        self,
+        theta: Tensor,
+        batch: Batch,
+        loss: Callable | None = None,
+        extra: tuple = (),
+        statistics: Tensor | None = None,
+    ) -> Tensor:
+        """[n] the value of the objective for each row; arguments as for `grad`. Running statistics are used."""
+        return self._stack("loss", theta, batch, loss, extra, statistics)
 
-    def outputs(self, theta: Tensor, inputs: Tensor) -> Tensor:
-        """[n, B, ...] outputs of each row on its own inputs [n, B, ...]."""
-        return self._run("outputs", None, (theta, inputs))
+    def outputs(self, theta: Tensor, inputs: Tensor, statistics: Tensor | None = None) -> Tensor:
+        """[n, B, ...] outputs of each row on its own inputs [n, B, ...], with its own statistics [n, s]."""
+        return self._run("outputs", None, (theta, inputs), statistics)
 
     def sample_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """[n, B] one loss per sample, from outputs and targets [n, B, ...]; computed row by row, as in training."""
@@ -249,14 +298,25 @@ class Objective:
             return vmap(self.sample_loss)(outputs, targets)
         return torch.stack([self.sample_loss(o, t) for o, t in zip(outputs, targets, strict=True)])
 
-    def _stack(self, kind: str, theta: Tensor, batch: Batch, loss: Callable | None, extra: tuple) -> Tensor:
+    def _stack(
+        self,
+        kind: str,
+        theta: Tensor,
+        batch: Batch,
+        loss: Callable | None,
+        extra: tuple,
+        statistics: Tensor | None = None,
+    ) -> Tensor:
         """Gradients or values of all rows; each group of the batch is computed by itself."""
         if len(batch.groups) == 1 and len(batch.groups[0].x) == len(theta):
-            return self._run(kind, loss, (theta, *self._data(batch.groups[0]), *extra))
+            return self._run(kind, loss, (theta, *self._data(batch.groups[0]), *extra), statistics)
         result = None
         for group in batch.groups:
             rows = group.rows
-            part = self._run(kind, loss, (theta[rows], *self._data(group), *(e[rows] for e in extra)))
+            own = None if statistics is None else statistics[rows]
+            part = self._run(kind, loss, (theta[rows], *self._data(group), *(e[rows] for e in extra)), own)
+            if own is not None and statistics is not None and kind == "grad":
+                statistics[rows] = own
             result = part.new_zeros((len(theta), *part.shape[1:])) if result is None else result
             result[rows] = part
         assert result is not None, "a batch has at least one group"
@@ -267,9 +327,13 @@ class Objective:
         data = (group.x, group.y, group.weight)
         return data if group.key is None else (*data, group.key)
 
-    def _run(self, kind: str, loss: Callable | None, stacks: tuple[Tensor, ...]) -> Tensor:
+    def _run(
+        self, kind: str, loss: Callable | None, stacks: tuple[Tensor, ...], statistics: Tensor | None = None
+    ) -> Tensor:
         """Compute all rows as `batching` says; `stacks` are the arguments, each [n, ...]."""
         n = len(stacks[0])
+        if self.norms:
+            return torch.stack([self._with_norms(kind, loss, [s[i] for s in stacks], statistics, i) for i in range(n)])
         if self.batching == "eager":
             return torch.stack([self._eager(kind, loss, [s[i] for s in stacks]) for i in range(n)])
         if self.batching == "single":
@@ -329,6 +393,23 @@ class Objective:
         row = inputs[0].detach().requires_grad_()
         with torch.enable_grad():
             return torch.autograd.grad(function(row, *inputs[1:]), row)[0]
+
+    def _with_norms(
+        self, kind: str, loss: Callable | None, inputs: list[Tensor], statistics: Tensor | None, row: int
+    ) -> Tensor:
+        """Compute one row of a model with BatchNorm; after a gradient, its statistics are changed."""
+        self._statistics = None if statistics is None else statistics[row].clone()
+        self._mask = inputs[3] > 0 if kind == "grad" else None
+        try:
+            found = self._eager(kind, loss, inputs)
+            if kind == "grad" and statistics is not None:
+                pairs = [layer.running for layer in self.norms.values()]
+                statistics[row] = torch.cat([part for pair in pairs if pair is not None for part in pair])
+        finally:
+            self._statistics = self._mask = None
+            for layer in self.norms.values():
+                layer.running = None
+        return found
 
     def _function(self, kind: str, loss: Callable | None) -> Callable:
         """The function of one row that is computed or differentiated.
@@ -394,6 +475,9 @@ def choose_batching(objective: Objective, batch: Batch, generator_key: int = 0) 
     Raises:
         ValueError: the inputs hold NaN, or the module changes its inputs or frozen parameters in place.
     """
+    if objective.norms:
+        objective.batching = "eager"  # a graph of a stack has no place for their statistics
+        return "eager"
     noise = random.uniform(random.node_keys(generator_key, torch.arange(batch.num_rows)), objective.dimension)
     theta = (objective.initial + (0.1 * (noise - 0.5)).to(objective.dtype)).to(objective.device)
     if not all(bool(torch.isfinite(group.x).all()) for group in batch.groups):
@@ -422,38 +506,4 @@ def choose_batching(objective: Objective, batch: Batch, generator_key: int = 0) 
         raise ValueError(
             "the model changes frozen parameters in place, but all devices share them; let its forward make new tensors"
         )
-    return found
-
-
-class KeyedDropout(nn.Module):
-    """Dropout whose mask is drawn from one key per sample, so that it is the same in any stack.
-
-    Args:
-        p: the probability of zero.
-        layer: the number of the layer; each layer draws other numbers.
-        channels: whether whole channels are dropped, as in `nn.Dropout2d`.
-    """
-
-    def __init__(self, p: float, layer: int, channels: bool) -> None:
-        super().__init__()
-        self.p, self.layer, self.channels = p, layer, channels
-        self.key: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.key is None or self.p == 0:
-            return x
-        shape = x.shape[1:2] if self.channels else x.shape[1:]
-        draws = random.uniform(random.node_keys(self.layer, self.key), math.prod(shape))
-        mask = (draws >= self.p).to(x.dtype) / (1 - self.p)
-        return x * mask.reshape(len(x), *shape, *[1] * (x.ndim - 1 - len(shape)))
-
-
-def key_dropouts(module: nn.Module) -> list[KeyedDropout]:
-    """Replace every dropout layer inside `module` by a `KeyedDropout`, and return these."""
-    found: list[KeyedDropout] = []
-    for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
-                found.append(KeyedDropout(child.p, len(found), not isinstance(child, nn.Dropout)))
-                setattr(parent, name, found[-1])
     return found

@@ -10,11 +10,37 @@ from torch import Tensor
 
 from polytier.data.batches import Batch
 from polytier.stack.objective import Piece
+from polytier.stack.optimizers import LocalOptimizer
 from polytier.stack.rows import aligned_copy
 
 
 class Gradients(Protocol):
-    """What a solver needs of a device: the gradients of its objective, by parameter (see `Objective.grad_pieces`)."""
+    """What a solver needs of a device: its optimiser, and the gradients of its objective.
+
+    `grad_pieces` gives them by parameter (see `Objective.grad_pieces`).
+    """
+
+    @property
+    def optimizer(self) -> LocalOptimizer:
+        """How a device steps."""
+        ...
+
+    @property
+    def quiet(self) -> bool:
+        """True during an evaluation: no state is kept."""
+        ...
+
+    def memory(self, name: str, default: Tensor) -> Tensor:
+        """Read rows that were kept."""
+        ...
+
+    def keep(self, /, **rows: Tensor) -> None:
+        """Keep rows."""
+        ...
+
+    def grad(self, theta: Tensor, batch: Batch | None = None) -> Tensor:
+        """The gradients [n, d] at theta [n, d]."""
+        ...
 
     def grad_pieces(self, theta: Tensor, batch: Batch | None = None) -> Iterator[tuple[Tensor | slice, list[Piece]]]:
         """Yield some rows of theta [n, d] at a time, and their gradients as a list of consecutive columns."""
@@ -23,6 +49,8 @@ class Gradients(Protocol):
 
 def sgd(local: Gradients, theta: Tensor, lr: Any, steps: int) -> Tensor:
     """Stochastic gradient descent: `steps` times theta <- theta - lr * grad f(theta), each on a new mini-batch.
+
+    The step is that of the run's local optimiser (`--optimizer`), sgd by default.
 
     Args:
         local: the devices.
@@ -41,6 +69,8 @@ def proximal_sgd(
 ) -> Tensor:
     """SGD with a proximal term: `steps` times theta <- theta - lr * (grad f(theta) + pull * (theta - anchor)).
 
+    Another local optimiser of the run (`--optimizer`) steps along the same direction.
+
     Args:
         local: the devices.
         theta: [n, d] where the steps start.
@@ -53,6 +83,8 @@ def proximal_sgd(
     Returns:
         [n, d]
     """
+    if not local.optimizer.plain:
+        return follow(local, theta, lambda x: local.grad(x, batch) + pull * (x - anchor), lr, steps)
     theta = aligned_copy(theta)  # changed in place below, piece by piece: another copy of all models would be large
     for _ in range(steps):
         for rows, pieces in local.grad_pieces(theta, batch):
@@ -64,6 +96,34 @@ def proximal_sgd(
                 step(x_k, piece, alpha)
             if isinstance(rows, Tensor):
                 theta[rows] = x
+    return theta
+
+
+def follow(
+    local: Gradients, theta: Tensor, direction: Callable[[Tensor], Tensor], lr: Any, steps: int, name: str = ""
+) -> Tensor:
+    """Steps of the local optimiser along any direction; sgd: `steps` times theta <- theta - lr * direction(theta).
+
+    Args:
+        local: the devices.
+        theta: [n, d] where the steps start.
+        direction: from [n, d] to [n, d], such as gradients on mini-batches, as new rows.
+        lr: the step size: a number, or a column [n, 1].
+        steps: number of steps.
+        name: the name of the model that is trained, if a device trains several; each has a state of its own.
+
+    Returns:
+        [n, d]
+    """
+    optimizer, prefix = local.optimizer, f"optimizer {name}" if name else "optimizer"
+    state = optimizer.start(theta)
+    kept = optimizer.keep and not local.quiet
+    if kept:
+        state = {key: local.memory(f"{prefix} {key}", rows) for key, rows in state.items()}
+    for _ in range(steps):
+        theta = optimizer.step(theta, direction(theta), lr, state)
+    if kept:
+        local.keep(**{f"{prefix} {key}": rows for key, rows in state.items()})
     return theta
 
 

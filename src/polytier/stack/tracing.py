@@ -59,17 +59,42 @@ def trace(function: Callable, inputs: Sequence[Tensor], pieces: bool = False) ->
     graph = record.graph
     graph.output(record.node_of(found))
     graph.eliminate_dead_code()
+    turned_some = False
     # a graph in which the module itself has operations in place is not simplified
     if not any(schema.is_mutable for schema in map(schema_of, calls(graph)) if schema):
         drop_ones(graph)
         drop_idle(graph)
-        turn_products(graph)
+        turned_some = turn_products(graph)
         add_in_place(graph)
     if pieces:
         take_apart(graph)
     for node in graph.nodes:
         node.meta.clear()  # frees the values of the example
-    return direct(graph, record.constants)
+    run = direct(graph, record.constants)
+    if turned_some and not runs(run, inputs):
+        reshape_views(graph)
+        run = direct(graph, record.constants)
+    return run
+
+
+def runs(graph: Callable, inputs: Sequence[Tensor]) -> bool:
+    """Whether no view in the graph fails: the results of turned products lie otherwise in memory than in the trace."""
+    try:
+        with torch.no_grad():
+            graph(*inputs)
+    except RuntimeError as error:
+        if "view" not in str(error):
+            raise
+        return False
+    return True
+
+
+def reshape_views(graph: Any) -> None:
+    """Let every view copy its argument where that does not lie in memory as a view needs it."""
+    for node in calls(graph):
+        if node.target in (aten.view.default, aten._unsafe_view.default):
+            node.target = aten.reshape.default
+    graph.lint()
 
 
 class Record(TorchDispatchMode):
@@ -194,12 +219,16 @@ def drop_idle(graph: Any) -> None:
     graph.eliminate_dead_code()
 
 
-def turn_products(graph: Any) -> None:
+def turn_products(graph: Any) -> bool:
     """Compute x W^T as (W x^T)^T, and products e^T W of the backward pass likewise.
 
     With ten classes this takes half the time. It is not done if W has many more rows than x. The gradient of a weight
     keeps the layout it has in the row.
+
+    Returns:
+        Whether there was such a product.
     """
+    found = False
     for node in calls(graph):
         if node.target is not aten.bmm.default or value(node).shape[2] > TURNED * value(node).shape[1]:
             continue
@@ -211,7 +240,9 @@ def turn_products(graph: Any) -> None:
             back = graph.call_function(aten.transpose.int, (product, 1, 2))
         back.meta["val"] = value(node)
         node.replace_all_uses_with(back)
+        found = True
     graph.eliminate_dead_code()
+    return found
 
 
 def turned(graph: Any, node: Any) -> Any:

@@ -23,15 +23,17 @@ from polytier.studies.bench_methods import METHOD_WORKS, CoBoWork, MFAWork
 from polytier.studies.bench_works import WORKS as STEP_WORKS
 from polytier.studies.bench_works import Kernels, Work, run_engine
 
-SECONDS = 1.0  # approximate seconds of one measurement
 MORE_STEPS = 5  # local steps beside which a round of one step is measured, to tell its fixed cost
 WORKS: dict[str, Work | CoBoWork | MFAWork] = {**STEP_WORKS, **METHOD_WORKS}
 
 Rounds = Callable[[int], Any]  # computes a given number of rounds
 
 
-def bench_works(names: Sequence[str], file: Path | None, repeat: int, workers: int | None) -> None:
-    """Measure the works with these names (all if none are given), print a table, and write `file` as JSON."""
+def bench_works(names: Sequence[str], file: Path | None, repeat: int, workers: int | None, seconds: float) -> None:
+    """Measure the works with these names (all if none are given), print a table, and write `file` as JSON.
+
+    One measurement takes about this number of seconds, and at least one round.
+    """
     for name in names:
         if name not in WORKS:
             raise unknown("work", name, list(WORKS))
@@ -48,7 +50,9 @@ def bench_works(names: Sequence[str], file: Path | None, repeat: int, workers: i
     figures: list[dict[str, Any]] = []
     for name in dict.fromkeys(names or WORKS):
         say(f"{name}: {WORKS[name].described()}")
-        figures.append({"work": name, "setting": asdict(WORKS[name]), **measure(WORKS[name], repeat, workers or cores)})
+        figures.append(
+            {"work": name, "setting": asdict(WORKS[name]), **measure(WORKS[name], repeat, workers or cores, seconds)}
+        )
         if file is not None:  # after each work, so that an interrupt loses only one
             file.write_text(json.dumps({**facts, "works": figures}, indent=2) + "\n", encoding="utf-8")
     print_speeds(wide_console(), {**facts, "works": figures})
@@ -65,7 +69,7 @@ def check_writable(file: Path) -> None:
         raise ValueError(f"--json {file} cannot be written; give a file in a folder with write permission")
 
 
-def measure(work: Work | CoBoWork | MFAWork, repeat: int, workers: int) -> dict[str, Any]:
+def measure(work: Work | CoBoWork | MFAWork, repeat: int, workers: int, target: float) -> dict[str, Any]:
     """Device steps per second of each contender, and the engine's speed as a multiple of the others'."""
     threads = torch.get_num_threads()
     x, y = work.data()
@@ -81,7 +85,7 @@ def measure(work: Work | CoBoWork | MFAWork, repeat: int, workers: int) -> dict[
             longer = replace(short, steps=MORE_STEPS).engine(federation, 1)
             runs["more_steps"] = partial(run_engine, stack.enter_context(longer))
         own = {name: threads if name in ("loop", "kernels", "gathered") else 1 for name in runs}
-        rounds = {name: calibrate(run, own[name]) for name, run in runs.items()}
+        rounds = {name: calibrate(run, own[name], target) for name, run in runs.items()}
         seconds: dict[str, list[float]] = {name: [] for name in runs}  # per round
         for _ in range(repeat):  # interleaved, so that other load on the machine is visible as spread
             for name, run in runs.items():
@@ -114,13 +118,13 @@ def timed(run: Rounds, rounds: int, threads: int) -> float:
     return time.perf_counter() - started
 
 
-def calibrate(run: Rounds, threads: int) -> int:
+def calibrate(run: Rounds, threads: int, seconds: float) -> int:
     """The number of rounds for one measurement. Its trial runs also trace graphs and start workers."""
     timed(run, 2, threads)
     rounds = 1
-    while (took := timed(run, rounds, threads)) < SECONDS / 2:
+    while (took := timed(run, rounds, threads)) < seconds / 2:
         rounds *= 2
-    return max(1, round(rounds * SECONDS / took))
+    return max(1, round(rounds * seconds / took))
 
 
 def fastest(kernels: Kernels) -> Kernels:

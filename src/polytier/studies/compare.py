@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from polytier.runs.spec import RunSpec, is_file, merge_fields, read_spec
 from polytier.studies.run_queue import Task, check_same, run_tasks
 from polytier.studies.study_folder import slug, stem, study_folder
 from polytier.studies.tune import tuned_fields, without_test
+
+COUNTS = {"device_steps", "team_rounds", "local_rounds"}  # fields that divide the gradients of a round
 
 
 def compare_methods(
@@ -129,23 +131,29 @@ def settle(
         fields = dict(shared.set) if name == shared.algorithm else {}
         spec = shared.replace(algorithm=name)
         if steps is not None:
-            tuned = {field: value for field, (value, _) in settings(name, shared.data, shared.model, steps).items()}
+            tuned = tuned_for(name, shared, steps, {**fields, **given})
             wanted = step_fields(kind, {**fields, **tuned, **given}.get("device_steps"), steps, tiers)
-            fields |= wanted | tuned
-            more = max(1, round(steps * kind.budget.get("rounds", 0)))
-            spec = spec.replace(rounds=more * spec.rounds, eval_every=more * spec.eval_every)
-            if more > 1:
-                notes.append(
-                    f"{name}: {more} of its rounds count as one round here, with about {steps} gradients per device"
-                )
-            elif any(given.get(key, value) != value for key, value in wanted.items()):
-                notes.append(f"{name} uses the fields of --set: its number of steps per round may differ from {steps}")
+            spec, note = with_budget(spec, kind, {**fields, **wanted, **tuned, **given}, steps, tiers)
+            fields |= wanted | tuned if note else tuned | wanted
+            if note is None and any(given.get(key, value) != value for key, value in wanted.items()):
+                note = f"{name} uses the fields of --set: its number of steps per round may differ from {steps}"
+            notes += [note] if note else []
         spec = spec.replace(set=merge_fields(fields, own[name]))
         if not wraps_others(spec.replace(models=None)):
             spec = spec.replace(models=None)  # only methods that train several models use these
             make_method(name, spec.set)  # raises an error for invalid fields
         specs[name] = spec
     return specs, notes
+
+
+def tuned_for(name: str, shared: RunSpec, steps: int, said: Collection[str]) -> dict[str, Any]:
+    """The fields of the table of defaults for this number of steps, without those that the user gives.
+
+    Numbers of steps and of rounds belong together: who gives one of them has none of the table.
+    """
+    table = {field: value for field, (value, _) in settings(name, shared.data, shared.model, steps).items()}
+    left_out = {*said, *(COUNTS if COUNTS & set(said) else ())}
+    return {field: value for field, value in table.items() if field not in left_out}
 
 
 def having(text: str, kinds: Mapping[str, type[Algorithm]]) -> list[str]:
@@ -221,6 +229,30 @@ def step_fields(kind: type[Algorithm], inner: Any, steps: int, tiers: int) -> di
     inner = inner if isinstance(inner, int) else known["device_steps"]
     inner = steps if depth[rounds] > 1 else math.gcd(steps, inner)
     return {"device_steps": inner, rounds: steps // inner}
+
+
+def with_budget(
+    spec: RunSpec, kind: type[Algorithm], fields: Mapping[str, Any], steps: int, tiers: int
+) -> tuple[RunSpec, str | None]:
+    """The settings with a number of rounds in which a device takes `steps` gradient steps per shared round.
+
+    A method with one gradient per round has more rounds. A method whose team rounds or local rounds have several times
+    `steps` gradients has fewer, if that divides the number of rounds. The note says so; it is None if the number of
+    rounds is unchanged.
+    """
+    name, more = spec.algorithm, max(1, round(steps * kind.budget.get("rounds", 0)))
+    if more > 1:
+        note = f"{name}: {more} of its rounds count as one round here, with about {steps} gradients per device"
+        return spec.replace(rounds=more * spec.rounds, eval_every=more * spec.eval_every), note
+    depth = {"team_rounds": tiers, "local_rounds": 1}
+    repeats = [fields[key] for key in depth if key in fields and depth[key] == 1]
+    numbers = [fields.get("device_steps"), *repeats]
+    taken = math.prod(numbers) if repeats and all(isinstance(number, int) for number in numbers) else steps
+    fewer = taken // steps
+    if fewer < 2 or taken % steps or spec.rounds % fewer:
+        return spec, None
+    note = f"{name}: one of its rounds counts as {fewer} rounds here, with {taken} gradients per device"
+    return spec.replace(rounds=spec.rounds // fewer, eval_every=max(1, spec.eval_every // fewer)), note
 
 
 def make_tasks(specs: Mapping[str, RunSpec], seeds: int, out: Path) -> list[Task]:

@@ -119,6 +119,7 @@ class Sample:
     shape: tuple[int, ...]
     dtype: np.dtype
     classes: int | None
+    tokens: bool = False  # whether each number of a sample has a class
 
 
 def no_data(spec: RunSpec, known: dict[str, Sample | str]) -> str:
@@ -136,7 +137,7 @@ def look_at(name: str, data_dir: str | None) -> Sample | str:
         source = load_source(name, default_dir() if data_dir is None else Path(data_dir), 2, 0)
     except ValueError as error:
         return str(error)
-    return Sample(source.x.shape[1:], source.x.dtype, source.num_classes)
+    return Sample(source.x.shape[1:], source.x.dtype, source.num_classes, source.is_tokens)
 
 
 # -- estimated time -----------------------------------------------------------------------------------
@@ -216,7 +217,8 @@ def stand_in(devices: int, each: int, sample: Sample, teams: int | tuple[int, ..
     """Devices with so many samples each, a third for training, in two true groups."""
     device = np.repeat(np.arange(devices), each)
     x, classes = np.zeros((len(device), *sample.shape), sample.dtype), sample.classes or 2
-    source = Source(x, np.arange(len(device)) % classes, classes, device, cluster=device % 2)
+    y = np.zeros_like(x) if sample.tokens else np.arange(len(device)) % classes
+    source = Source(x, y, classes, device, cluster=device % 2)
     return build_federation(source, teams=teams, split=(1, 1, 1))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +24,14 @@ Space = dict[str, dict[str, Any]]
 Lags = Callable[[int, float], bool]  # (rounds, score) -> whether the trial should be stopped
 
 
-def read_space(name: str, algorithm: Algorithm, texts: Sequence[str]) -> Space:
-    """The search space around the current setting; without texts, all step sizes and pulls that are one number."""
+def read_space(name: str, algorithm: Algorithm, texts: Sequence[str], following: Collection[str] = ()) -> Space:
+    """The search space around the current setting; without texts, all step sizes and pulls that are one number.
+
+    Without texts, fields in `following` are left out: their values follow from those of other fields.
+    """
     known = {f.name: f for f in dataclasses.fields(algorithm) if f.metadata}
     if not texts:
-        steps = {n: getattr(algorithm, n) for n in known if n.endswith(("_lr", "_pull"))}
+        steps = {n: getattr(algorithm, n) for n in known if n.endswith(("_lr", "_pull")) and n not in following}
         texts = [n for n, value in steps.items() if isinstance(value, int | float) and value]
         if not texts:
             raise ValueError(f"{name} has no step size or pull to search over; give a field: --over FIELD=LOW:HIGH")

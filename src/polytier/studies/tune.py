@@ -4,6 +4,9 @@ A trial is a setting of these fields. It is trained once per seed and evaluated 
 samples, with the kind of model that the method is judged by. The next trial depends only on the settings, the seed and
 the trials before it, so an interrupted search continues with the same trials. Test samples are removed beforehand.
 
+Unless the fields to search over are named, the steps of teams and of the server of PerMFL, pFedMT and sFedHP are not
+searched for: in every trial but the first they follow from the pulls (`first_fields.exact_steps`).
+
 The folder contains tune.json, the requested search; trials.jsonl, a line per trial; best.toml, the best setting so far.
 """
 
@@ -33,10 +36,10 @@ from polytier.models.metrics import LOSS, MetricInfo
 from polytier.report.comparison import DONE, FAILED
 from polytier.runs.assemble import Objectives, assemble
 from polytier.runs.evaluate import metrics_of
-from polytier.runs.first_fields import with_first_fields
+from polytier.runs.first_fields import exact_steps, team_tiers, with_first_fields
 from polytier.runs.loop import Loop
 from polytier.runs.make_data import make_federation
-from polytier.runs.methods import fields_of, method_of, wraps_others
+from polytier.runs.methods import fields_of, make_method, method_of, wraps_others
 from polytier.runs.read import judge_of
 from polytier.runs.read_files import FORMAT
 from polytier.runs.spec import RunSpec, to_toml
@@ -95,6 +98,7 @@ def tuned_fields(spec: RunSpec, fixed: Collection[str], trials: int, out: Path, 
     need_optuna()
     search = make_search(spec, (), 1)
     search.space = {name: own for name, own in search.space.items() if name not in fixed}
+    search.following = [name for name in search.following if name not in fixed]
     if not search.space:
         return {}
     out.mkdir(exist_ok=True)
@@ -127,6 +131,8 @@ class Search:
     space       | the values to try, by field
     federations | the data by seed, without test samples
     metric      | the leading metric, by which trials are compared
+    following   | fields that follow from the pulls
+    tiers       | the names of the tiers of teams, the outermost first
     objectives  | a cache, so that graphs are traced once for all trials
     """
 
@@ -134,13 +140,27 @@ class Search:
     space: Space
     federations: dict[int, Federation]
     metric: MetricInfo
+    following: Sequence[str] = ()
+    tiers: Sequence[str] = ()
     objectives: Objectives = field(default_factory=dict)
 
     def propose(self, records: Sequence[Record]) -> tuple[dict[str, Any], Lags] | None:
         """The next trial; the first one is the current setting."""
         if not records:
-            return {name: self.spec.set[name] for name in self.space}, lambda step, value: False
-        return propose(self.space, records, self.metric, self.spec.seed, self.spec.rounds // 3)
+            names = [*self.space, *self.following]
+            return {name: self.spec.set[name] for name in names}, lambda step, value: False
+        # the steps of the first trial may be others than those that follow from its pulls; it then teaches nothing
+        known = [record for record in records if record["fields"] == self.complete(record["fields"])]
+        known = [{**record, "fields": {name: record["fields"][name] for name in self.space}} for record in known]
+        proposed = propose(self.space, known, self.metric, self.spec.seed, self.spec.rounds // 3)
+        return proposed and (self.complete(proposed[0]), proposed[1])
+
+    def complete(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of a trial with those that follow from them."""
+        if not self.following:
+            return dict(fields)
+        tied = exact_steps(make_method(self.spec.algorithm, {**self.spec.set, **fields}), self.tiers)
+        return {**fields, **{name: tied[name] for name in self.following if name in tied}}
 
     def begin(self, seed: int, fields: Mapping[str, Any]) -> Loop:
         """The run of a trial with one of the seeds."""
@@ -161,14 +181,17 @@ def make_search(spec: RunSpec, over: Sequence[str], seeds: int) -> Search:
     numbers = range(spec.seed, spec.seed + seeds)
     made = {seed: make_federation(spec.replace(seed=seed)) for seed in numbers}
     algorithm = method_of(with_first_fields(made[spec.seed][1], made[spec.seed][0]))
-    space = read_space(spec.algorithm, algorithm, over)
+    tiers = team_tiers(made[spec.seed][1], made[spec.seed][0])
+    following = () if over else tuple(exact_steps(algorithm, tiers))
+    space = read_space(spec.algorithm, algorithm, over, following)
     for name, own in space.items():
         for value in own.get("choices") or (own["low"], own["high"]):
             check_fit(name, value, (), float(np.finfo(spec.dtype).max))
     if "eval_every" not in spec.model_fields_set:  # often enough to stop bad trials early
         spec = spec.replace(eval_every=max(1, spec.rounds // 10))
     complete = made[spec.seed][1].replace(set=fields_of(algorithm), eval_every=spec.eval_every)
-    search = Search(complete, space, {seed: without_test(federation) for seed, (federation, _) in made.items()}, LOSS)
+    federations = {seed: without_test(federation) for seed, (federation, _) in made.items()}
+    search = Search(complete, space, federations, LOSS, following, tiers)
     with search.begin(spec.seed, {}) as loop:
         search.spec, search.metric = loop.spec, metrics_of(loop.context)[0]
     return search

@@ -1,7 +1,7 @@
 """Conditions of the papers' theorems on the settings of a method, and their predictions; one file per paper.
 
-rules.py    | a condition or a rate as a text in the paper's letters, which is both shown and computed
-permfl.py   | Theorems 1 and 2, and stationary points of quadratics; rounds.py: the effect of a round on an error
+formulas.py | a condition or a rate as a text in the paper's letters, which is both shown and computed
+permfl.py   | Theorems 1 and 2, and stationary points of quadratics; round_map.py: the effect of a round on an error
 sfedhp.py, mfa.py, cobo.py | the theorems of these papers
 
 These modules depend neither on data nor on engines or torch: `check.py` provides the numbers.
@@ -19,7 +19,7 @@ from polytier.theory.permfl import (
     rate,
     stationary_point,
 )
-from polytier.theory.rounds import Level, round_map, round_multiplier
+from polytier.theory.round_map import Level, round_map, round_multiplier
 
 __all__ = [
     "Envelopes",

@@ -19,7 +19,7 @@ from polytier.method.context import Context
 from polytier.runs.loop import Loop
 from polytier.theory import cobo, mfa, permfl, sfedhp
 from polytier.theory.curvature import Curvature, curvature, is_quadratic
-from polytier.theory.rules import Condition, Known, Prediction, condition, shown
+from polytier.theory.formulas import Condition, Known, Prediction, condition, shown
 from polytier.theory.stability import judge, most, quadratic_problem, settings
 
 

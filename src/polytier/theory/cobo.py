@@ -6,7 +6,7 @@ f_ij(z_ij^0) - f_ij*. The theorem has no condition on gamma, the step of the wei
 
 from __future__ import annotations
 
-from polytier.theory.rules import Condition, Known, Prediction, condition, prediction
+from polytier.theory.formulas import Condition, Known, Prediction, condition, prediction
 
 GIVEN = {
     "M_ij": "how far clients of a cluster differ, (5)",

@@ -7,7 +7,7 @@ mini-batch leaves out, and left = the largest share / step in the first and in t
 
 from __future__ import annotations
 
-from polytier.theory.rules import Condition, Known, Prediction, condition, prediction, with_derived
+from polytier.theory.formulas import Condition, Known, Prediction, condition, prediction, with_derived
 
 GIVEN = {
     "G": "bound of a stochastic gradient's length (Assumption 3)",

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.linalg import eigvalsh, inv, norm
 
-from polytier.theory.rules import Condition, Known, Prediction, compute, condition, prediction, with_derived
+from polytier.theory.formulas import Condition, Known, Prediction, compute, condition, prediction, with_derived
 
 GIVEN = {
     "Gamma1": "of (55), one per team or the worst: 2 |x^t - prox(x^t)|^2",

@@ -6,7 +6,7 @@ eta_t = eta1 beta R is the step of a whole round; L_F and mu_F are the smoothnes
 
 from __future__ import annotations
 
-from polytier.theory.rules import Condition, Known, Prediction, condition, prediction, with_derived
+from polytier.theory.formulas import Condition, Known, Prediction, condition, prediction, with_derived
 
 GIVEN = {
     "delta": "error of a device's solution (Lemma 2)",

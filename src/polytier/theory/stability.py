@@ -27,7 +27,7 @@ from polytier.runs.loop import Loop
 from polytier.runs.smoothness import quick_smoothness
 from polytier.theory.curvature import is_quadratic, quadratic_matrices
 from polytier.theory.linearised import least_eigenvalue
-from polytier.theory.rounds import Level, multiplier, round_map
+from polytier.theory.round_map import Level, multiplier, round_map
 
 WILL, MAY, STABLE = "will diverge", "may diverge", "stable"
 NO_SIGN, UNKNOWN = "no sign of divergence", "not judged"
@@ -46,7 +46,7 @@ def warnings(loop: Loop) -> list[str]:
     lines = []
     for context in loop.context.parts:
         method = context.algorithm
-        if isinstance(method, PerMFL):
+        if isinstance(method, PerMFL) and context.optimizer.plain:  # the theory is about sgd
             quadratic = has_round_matrix(context)
             verdict, why = judge_quadratics(context, method) if quadratic else judge_quickly(context, method)
             name = f"{context.name}: " if context.name else ""

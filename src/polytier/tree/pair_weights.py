@@ -67,7 +67,7 @@ def skip(draw: Callable[[int], Tensor], slots: int, p: float) -> Tensor:
         k *= 2
 
 
-def step(state: Weights, i: Tensor, j: Tensor, change: Tensor, domain: str) -> Weights:
+def step(state: Weights, i: Tensor, j: Tensor, change: Tensor, domain: str, own: bool = False) -> Weights:
     """Add `change` [P] to w_ij and to w_ji, then project onto the domain.
 
     Args:
@@ -75,6 +75,7 @@ def step(state: Weights, i: Tensor, j: Tensor, change: Tensor, domain: str) -> W
         i, j: [P] the pairs, each at most once.
         change: [P] what is added.
         domain: ``"box"``: each weight is in [0, 1]; ``"simplex"``: the weights of a row are at least 0 and sum to 1.
+        own: whether a row has a weight w_ii; then i and j of a pair may be the same.
     """
     base, n = state["base"], len(state["base"])
     drawn = torch.cat([i * n + j, j * n + i])
@@ -87,26 +88,27 @@ def step(state: Weights, i: Tensor, j: Tensor, change: Tensor, domain: str) -> W
         w = w.clamp(0, 1)
     else:
         touched = torch.zeros(n, dtype=torch.bool).index_fill_(0, drawn // n, True)
-        on_simplex = project(w, row, base)
+        on_simplex = project(w, row, base, own)
         w, base = torch.where(touched[row], on_simplex[0], w), torch.where(touched, on_simplex[1], base)
     kept = w != base[row]
     return {"base": base, "pairs": pairs[kept], "weights": w[kept]}
 
 
-def project(w: Tensor, row: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
+def project(w: Tensor, row: Tensor, base: Tensor, own: bool = False) -> tuple[Tensor, Tensor]:
     """Project every row onto the probability simplex, exactly (Michelot 1986): max(value - tau, 0).
 
     Args:
         w: [P] the listed weights.
         row: [P] the row of each.
         base: [n] the value of the weights of each row that are not listed; a row has n - 1 weights.
+        own: whether a row has n weights.
 
     Returns:
         The new w [P] and base [n].
     """
     n = len(base)
     value, row = torch.cat([w, base]).double(), torch.cat([row, torch.arange(n)])
-    count = torch.cat([torch.ones(len(w)), n - 1 - row[: len(w)].bincount(minlength=n)]).double()
+    count = torch.cat([torch.ones(len(w)), n - 1 + own - row[: len(w)].bincount(minlength=n)]).double()
     some = count > 0
     top = value.new_full((n,), -math.inf).scatter_reduce_(0, row[some], value[some], "amax")
     value = value - top[row]  # shifts tau by the same amount; the 1 below would be lost beside a large number
@@ -163,10 +165,13 @@ def by_pairs(i: Tensor, k: Tensor, values: Tensor, m: int) -> Callable[[Tensor],
 
 
 def as_collaboration(state: Weights) -> Collaboration | None:
-    """The weights with clients by number, or None for `no_weights`."""
+    """The weights with clients by number, without w_ii, or None for `no_weights`."""
     base, pairs, weights = (state[k].numpy().copy() for k in ("base", "pairs", "weights"))  # a run keeps the result
     n = len(base)
-    return Collaboration(np.arange(n), base, np.stack([pairs // n, pairs % n], 1), weights) if n else None
+    if not n:
+        return None
+    i, j = pairs // n, pairs % n
+    return Collaboration(np.arange(n), base, np.stack([i, j], 1)[i != j], weights[i != j])
 
 
 def with_weights(state: Weights, n: int, who: Tensor, whom: Tensor, w: Tensor) -> Weights:

@@ -20,13 +20,16 @@ from polytier.data.sources.generated import (
 )
 from polytier.data.sources.idx import emnist_byclass, emnist_digits, fashion_mnist, mnist
 from polytier.data.sources.leaf import leaf
+from polytier.data.sources.sentences import sentences
 from polytier.data.sources.source import Source
+from polytier.data.sources.text import text
 
 __all__ = ["GENERATED", "SOURCES", "Source", "default_dir", "reading"]
 
 # functions (data_dir, num_devices, seed, *, own arguments)
 GENERATED: dict[str, Callable[..., Source]] = {
     "digits-sites": digits_at_sites,
+    "sentences": sentences,
     "synthetic": synthetic_devices,
     "quadratics": quadratic_devices,
     "tridiagonal": tridiagonal_devices,
@@ -44,4 +47,5 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "cifar-100": cifar_100,
     "celeba": celeba,
     "leaf": leaf,
+    "text": text,
 }

@@ -15,7 +15,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from polytier.papers.plan import Points, Reading
-from polytier.papers.readings import percent
+from polytier.papers.run_values import percent
 from polytier.runs.read import RunRecord
 
 Finished = Sequence[Sequence[Path]]  # for each run, the folders of its finished seeds

@@ -43,7 +43,7 @@ def load_model(
         raise ValueError(f"{there}; got {'no --of' if of is None else f'--of {of}'}")
     run = run if of is None else run.models[of]
     owner = f"device {device}" if device is not None else f"team {team}" if team is not None else "the whole population"
-    return run, run.row(device=device, team=team), owner
+    return run, run.whole_row(device=device, team=team), owner
 
 
 def predict(
@@ -89,6 +89,14 @@ def export(
             help="model.safetensors: parameters; model.pt2: a program for torch; model.onnx: for ONNX runtimes.",
         ),
     ],
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="whole: all parameters; parts: those that were trained; peft: an adapter folder, for LoRA.",
+        ),
+    ] = "whole",
     device: Device = None,
     team: Team = None,
     everywhere: Everywhere = False,
@@ -99,5 +107,5 @@ def export(
     run, row, owner = load_model(folder, device, team, everywhere, of, trust)
     from polytier.runs import export as files
 
-    files.export(run, row, out, owner)
-    say(f"the model of {owner} is in {out}")
+    what = files.export(run, row, out, owner, form)
+    say(f"the model of {owner} is in {out}" + ("" if what == "the model" else f": {what}"))

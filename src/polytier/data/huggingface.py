@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from polytier.data.own import from_columns
+from polytier.data.own_npz import from_columns
 from polytier.data.sources import Source, reading
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from polytier.models.metrics import ACCURACY
 from polytier.papers.plan import Points, Reading
-from polytier.papers.readings import accuracy, by_round
+from polytier.papers.run_values import accuracy, by_round
 from polytier.runs.read import RunRecord
 from polytier.tree.collaboration import FILE, load
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean
 
 from polytier.papers.plan import Points, Reading
-from polytier.papers.readings import accuracy, by_round, last
+from polytier.papers.run_values import accuracy, by_round, last
 from polytier.runs.read import RunRecord
 
 Found = Sequence[Sequence[Path]]  # for each run of a claim, its folders, one per seed

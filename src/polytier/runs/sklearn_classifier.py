@@ -179,11 +179,11 @@ class PersonalizedClassifier(ClassifierMixin, BaseEstimator):
         run, teams = self.run_, self.run_.context.population.team
         where = np.flatnonzero(run.device_ids.astype(str) == group)
         if len(where) and run.personal is not None:
-            return run.row(device=group)
+            return run.whole_row(device=group)
         if len(where) and teams is not None:
             team = str(teams[where[0]])
         if run.team is not None and team is not None and team in run.team_ids.astype(str):
-            return run.row(team=team)
+            return run.whole_row(team=team)
         if run.global_ is not None:
             return run.global_
         method = type(run.algorithm).__name__

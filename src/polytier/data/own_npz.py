@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,10 @@ def from_columns(columns: dict[str, np.ndarray]) -> Source:
     for key in ("device", "team", "split", "cluster"):
         if key in ready and ready[key].ndim > 1:
             raise ValueError(f"{key} has shape {ready[key].shape}; it must be one name per sample")
-    y = ready["y"]
-    return Source(num_classes=int(y.max()) + 1 if y.dtype == np.int64 and y.size else None, **ready)
+    source = Source(num_classes=None, **ready)
+    if source.y.dtype != np.int64 or not source.y.size:
+        return source
+    return replace(source, num_classes=int(max(source.y.max(), source.x.max() if source.is_tokens else 0)) + 1)
 
 
 def own_column(values: np.ndarray, name: str, kinds: str) -> np.ndarray:

@@ -1,0 +1,234 @@
+"""The commands of a federation over a network: `federation`, `serve`, `join` and `replay`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polytier._terminal import Interrupt, loading_torch, say, set_up_logging
+from polytier._text import counted
+from polytier.cli.options import Trust, a_path, check_code
+
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings only.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print log messages.")]
+Keys = Annotated[
+    Path,
+    typer.Option("--keys", metavar="DIR", parser=a_path, help="Folder with key.pem, cert.pem and ca.pem of this node."),
+]
+Folder = Annotated[
+    Path, typer.Option("--folder", metavar="DIR", parser=a_path, help="Folder of the authority (default federation).")
+]
+Parent = Annotated[str | None, typer.Option("--parent", metavar="HOST:PORT", help="Where the parent listens.")]
+State = Annotated[
+    Path | None,
+    typer.Option("--state", metavar="DIR", parser=a_path, help="Folder for rows and models (default state/NAME)."),
+]
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", parser=a_path, help="The job.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="server, device/NAME, team/NAME or gateway/NAME.")]
+
+federation = typer.Typer(no_args_is_help=True, help="A federation over a network: its job, keys and state.")
+
+
+@federation.command()
+def init(job: JobFile) -> None:
+    """Check a job, decide what is open, and write it back. A file that does not exist is written as an example."""
+    set_up_logging(False, False)
+    if not job.exists():
+        from polytier.files.write import write_text
+        from polytier.runs.job import TEMPLATE
+
+        write_text(job, TEMPLATE)
+        say(f"{job} is an example: edit it, then repeat this command")
+        return
+    loading_torch(False)
+    from polytier.runs.job import settle
+
+    settled = settle(job)
+    tree = settled.tree
+    teams = "".join(f" in {counted(tree.size(t), 'team')}" for t in range(tree.leaf - 1, 0, -1))
+    say(f"{job}: {settled.spec.algorithm} for {counted(tree.size(tree.leaf), 'device')}{teams}")
+
+
+@federation.command()
+def ca(folder: Folder = Path("federation")) -> None:
+    """Make the authority that signs the certificates of all nodes."""
+    from polytier.engines.network.keys import CA_KEY, make_authority
+
+    make_authority(folder)
+    say(f"{folder} is the authority of a federation; keep {folder / CA_KEY} secret")
+
+
+@federation.command()
+def enrol(
+    name: Name,
+    folder: Folder = Path("federation"),
+    request: Annotated[
+        bool, typer.Option("--request", help="Make a key here and a request NAME.csr for the authority to sign.")
+    ] = False,
+) -> None:
+    """Make the key and the certificate of a node: a folder to carry to it."""
+    from polytier.engines.network import keys
+
+    check_address(name)
+    if request:
+        say(f"send {keys.make_request(folder, name)} to the authority; its key stays in {folder}")
+        return
+    say(f"carry {keys.enrol(folder, name)} to {name}, and use it as --keys there")
+
+
+@federation.command()
+def sign(
+    file: Annotated[Path, typer.Argument(metavar="FILE.csr", parser=a_path, help="A request.")],
+    folder: Folder = Path("federation"),
+) -> None:
+    """Sign the request of a node whose key stays with it."""
+    from polytier.engines.network import keys
+
+    name, out = keys.sign_request(folder, file)
+    check_address(name)
+    say(f"{out} is the certificate of {name}: send it back with {folder / keys.CA}, as cert.pem and ca.pem")
+
+
+@federation.command()
+def revoke(name: Name, folder: Folder = Path("federation")) -> None:
+    """Note that the certificate of a node is no longer valid."""
+    from polytier.engines.network import keys
+
+    serial = keys.revoke(folder, name)
+    say(
+        f"{name} ({serial:x}) is in {folder / keys.REVOKED}; a running server or team whose --keys are in {folder} "
+        "closes its link at the next call. Copy the file to the --keys of teams elsewhere"
+    )
+
+
+@federation.command()
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", parser=a_path, help="The run folder of the server.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the round of a run, who was there at its end, and who has been absent."""
+    from polytier.runs.replay import read_status
+
+    found = read_status(folder)
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    print(
+        f"{found['state']} after round {found['round']}; {len(found['present'])} of {found['children']} children there"
+    )
+    for name, number in found["absences"].items():
+        print(f"{name}: absent in {counted(number, 'call')}")
+
+
+def serve(
+    job: Annotated[
+        Path | None, typer.Argument(metavar="[JOB.toml]", parser=a_path, help="The job, for the server.")
+    ] = None,
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")
+    ] = "127.0.0.1:8750",
+    keys: Keys = Path("federation/server"),
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", parser=a_path, help="Run folder (default runs/JOB).")
+    ] = None,
+    team: Annotated[str | None, typer.Option("--team", metavar="NAME", help="Run this team instead.")] = None,
+    parent: Parent = None,
+    state: State = None,
+    trust: Trust = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run the server of a job, or with --team a team. Started again, both continue where they were."""
+    set_up_logging(quiet, verbose)
+    if (job is None) == (team is None):
+        raise ValueError("give JOB.toml for the server, or --team NAME --parent HOST:PORT for a team")
+    loading_torch(quiet)
+    from polytier.runs import serve as program
+
+    if team is not None:
+        if parent is None:
+            raise ValueError("--parent is missing: HOST:PORT at which the parent of this team listens")
+        text = program.run_team(team, parent, listen, keys, state or Path("state") / team, announce, trust)
+        say(f"polytier: the run is over: {text}")
+        return
+    assert job is not None
+    from polytier.runs.job import read_job
+
+    read = read_job(job)
+    check_code(read.spec.values(), job, trust)
+    folder = out or Path("runs") / job.stem
+    with Interrupt() as interrupt:
+        program.run_server(read, listen, keys, folder, announce, interrupt)
+    print(folder)
+
+
+def join(
+    parent: Annotated[str, typer.Option("--parent", metavar="HOST:PORT", help="Where the parent listens.")],
+    data: Annotated[
+        Path, typer.Option("--data", metavar="FILE.npz", parser=a_path, help="x, y and optionally split; or a folder.")
+    ],
+    name: Annotated[str | None, typer.Option("--name", help="The name of this device in the roster.")] = None,
+    names: Annotated[
+        Path | None,
+        typer.Option("--names", metavar="FILE", parser=a_path, help="Names of devices whose data are DIR/NAME.npz."),
+    ] = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option("--keys", metavar="DIR", parser=a_path, help="Folder with key.pem, cert.pem and ca.pem."),
+    ] = None,
+    state: State = None,
+    trust: Trust = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Take part in a run as a device, or as a gateway for several. Started again, it continues where it was."""
+    set_up_logging(quiet, verbose)
+    if (name is None) == (names is None):
+        raise ValueError("give --name NAME with --data FILE.npz, or --names FILE with --data DIR")
+    if name is not None:
+        files = {name: data}
+    else:
+        assert names is not None
+        files = {each: data / f"{each}.npz" for each in names.read_text(encoding="utf-8").split()}
+        if not files:
+            raise ValueError(f"{names} has no names; write one per line")
+    loading_torch(quiet)
+    from polytier.runs.serve import run_devices
+
+    own = name or data.name
+    place = keys or Path("federation") / f"device-{own}"
+    text = run_devices(parent, place, state or Path("state") / own, files, trust)
+    say(f"polytier: the run is over: {text}")
+
+
+def replay(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", parser=a_path, help="The run folder of the server.")],
+    data: Annotated[
+        Path, typer.Option("--data", metavar="DIR", parser=a_path, help="Folder with NAME.npz of every device.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", parser=a_path, help="A new run folder.")],
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Simulate a run over a network with the absences that it had, where the data may be in one place."""
+    set_up_logging(quiet, verbose)
+    loading_torch(quiet)
+    from polytier.runs.replay import replay_run
+
+    replay_run(folder, data, out)
+    print(out)
+
+
+def announce(address: str) -> None:
+    """Print where a node listens; other programs read this line."""
+    print(f"listening at {address}", flush=True)
+
+
+def check_address(name: str) -> None:
+    """Raise an error unless this names a node."""
+    kind, slash, own = name.partition("/")
+    if name != "server" and not (slash and own and kind.rstrip("0123456789") in ("device", "team", "gateway")):
+        raise ValueError(f"{name!r} is no node; give server, device/NAME, team/NAME (team1/NAME, ...) or gateway/NAME")

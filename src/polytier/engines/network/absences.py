@@ -1,0 +1,104 @@
+"""Who did not answer: absences.csv, and the simulation of a run with the same absences."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from polytier.engines.stacked import Stacked
+from polytier.files.read import check_file
+from polytier.files.write import atomic
+from polytier.method.call import Call
+from polytier.method.context import Context
+from polytier.stack.rows import Answered, Folded, Rows, cat_rows, fold, share_of_samples
+
+FILE = "absences.csv"
+
+
+class Absence(NamedTuple):
+    """A node that did not answer a call; a line of absences.csv.
+
+    Args:
+        round: Counted from 1.
+        call: The number of the call in its round (`Clock.call`).
+        tier: The name of the node's tier.
+        name: The name of the node.
+        method: What was called.
+        model: The name of the model, if there are several.
+        why: The reason.
+    """
+
+    round: int
+    call: int
+    tier: str
+    name: str
+    method: str
+    model: str
+    why: str
+
+
+def write_absences(path: Path, lines: Iterable[Absence]) -> None:
+    """Write absences.csv as a whole."""
+    with atomic(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([Absence._fields, *lines])
+
+
+def read_absences(path: Path) -> list[Absence]:
+    """The lines of absences.csv; none if there is no such file.
+
+    Raises:
+        ValueError: The file cannot be read.
+    """
+    if not path.exists():
+        return []
+    check_file(path)
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            header, *lines = csv.reader(file)
+            if tuple(header) != Absence._fields:
+                raise ValueError(f"its first line is {','.join(header)}")
+            return [Absence(int(line[0]), int(line[1]), *line[2:]) for line in lines]
+    except (ValueError, TypeError, csv.Error) as error:
+        raise ValueError(f"{path} cannot be read: {error}; restore it from a copy of the run folder") from None
+
+
+class Replayed(Stacked):
+    """Simulates a run in which some nodes did not answer some calls.
+
+    Args:
+        context: What the programs share.
+        absences: Who did not answer what.
+        settings: As those of `Stacked`.
+    """
+
+    def __init__(self, context: Context, *, absences: Iterable[Absence], **settings: Any) -> None:
+        super().__init__(context, **settings)
+        self._absent: dict[tuple, set[str]] = defaultdict(set)
+        for line in absences:
+            self._absent[line.round, line.call, line.tier, line.method, line.model].add(line.name)
+
+    def deliver(self, call: Call) -> Iterator[Answered | Folded | Rows]:
+        """Run the program of a call at the receivers that answered it; see `Engine.deliver`."""
+        part = self.context.scope(call.scope)
+        tier = part.topology.tier_names[call.tier]
+        absent = self._absent.get((call.clock.round + 1, call.clock.call, tier, call.method, call.scope))
+        if call.quiet or absent is None:
+            yield from super().deliver(call)
+            return
+        names = part.topology.names[call.tier][call.ids.numpy()]
+        which = torch.tensor([k for k, name in enumerate(names) if str(name) not in absent], dtype=torch.int64)
+        pieces = list(super().deliver(replace(call, blocks=None, shares=None).take(which))) if len(which) else []
+        if not pieces:
+            return
+        rows = cat_rows(pieces)  # type: ignore[arg-type]
+        if call.blocks is None:
+            yield Answered(rows, which)
+            return
+        shares = share_of_samples(part.samples[call.tier][call.ids[which]], call.sender[which])
+        yield fold(rows, shares, call.blocks[which])

@@ -1,0 +1,153 @@
+"""Who may join a node of a federation, what they are told, and what they tell: the side of the parent."""
+
+from __future__ import annotations
+
+import platform
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from polytier.engines.network.contents import Limits, as_tensor, from_tensor
+from polytier.engines.network.message import Message, Refused
+from polytier.engines.network.world import places, subtree, tree_text
+from polytier.runs.job import Job
+from polytier.tree.topology import Topology
+
+PROTOCOL = 1
+MOST_NAMES = 100_000
+MOST_SAMPLES = 1 << 40
+
+
+def hello(names: list[str]) -> Message:
+    """What a child says first."""
+    from polytier import __version__
+
+    about = {"protocol": PROTOCOL, "polytier": __version__, "torch": torch.__version__, "machine": platform.machine()}
+    return Message("hello", {**about, "names": names})
+
+
+class Admission:
+    """The gate of a parent.
+
+    Args:
+        job: The job.
+        tree: The tree that this parent may see; its devices are those of the roster.
+        tier: Tier of this parent.
+        limits: What messages may contain.
+    """
+
+    def __init__(self, job: Job, tree: Topology, tier: int, limits: Limits) -> None:
+        self.job, self.tree, self.tier, self.limits = job, tree, tier, limits
+        self.largest = limits.largest
+        self.children = places(tree, tier + 1)
+        self.counts: dict[str, list[int]] = {}  # samples by split, by the name of the device
+        self.settled: tuple[Topology, dict[str, Any]] | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the sizes of all devices are known."""
+        return len(self.counts) == self.tree.size(self.tree.leaf)
+
+    def settle(self, tree: Topology, about: dict[str, Any]) -> None:
+        """Note the tree of the run; `about` is told to everybody."""
+        self.settled = tree, about
+
+    def admit(self, certificate: str, hello: Message) -> Message:
+        protocol, names = hello.whole("protocol"), hello.fact("names", list)
+        if protocol != PROTOCOL:
+            raise Refused(f"it speaks protocol {protocol}, this node {PROTOCOL}; install the same version of polytier")
+        if not 1 <= len(names) <= MOST_NAMES or not all(isinstance(name, str) for name in names):
+            raise Refused("it does not say who it is")
+        gateways = self.job.network["gateways"]
+        kind, _, own = certificate.partition("/")
+        allowed = {certificate}
+        if kind == "gateway" and isinstance(gateways.get(own), list):
+            allowed |= {f"device/{name}" for name in gateways[own]}
+        for name in names:
+            if name not in allowed:
+                raise Refused(f"the certificate of {certificate!r} may not speak for {name[:60]!r}")
+            if name not in self.children:
+                raise Refused(
+                    f"{name[:60]} is not in the roster of this node; add it to the job, or dial its own parent"
+                )
+        trees = {name: tree_text(subtree(self.tree, self.tier + 1, self.children[name])) for name in names}
+        known = {}
+        if self.settled is not None:  # the run goes on: nobody is counted again
+            below = (device for tree in trees.values() for device in tree["names"][-1])
+            known = {str(device): self.counts[str(device)] for device in below if str(device) in self.counts}
+        job = self.job.values()
+        if self.tier + 1 == self.tree.leaf:
+            job["network"].pop("gateways")  # names of other devices
+        job = {**job, "trees": trees, "limits": self.limits.as_values(), "counts": known}
+        return Message("welcome", {}, {"job": as_tensor(job)})
+
+    def ready(self, names: list[str], message: Message) -> None:
+        counts = from_tensor(message, "counts")
+        below = {
+            str(device)
+            for name in names
+            for device in subtree(self.tree, self.tier + 1, self.children[name]).names[-1].tolist()
+        }
+        if not isinstance(counts, dict) or not set(counts) <= below:
+            raise Refused("it counts samples of devices that are not below it")
+        for device, count in counts.items():
+            fits = isinstance(count, list) and len(count) == 3
+            if not fits or not all(type(n) is int and 0 <= n < MOST_SAMPLES for n in count) or count[0] < 1:
+                raise Refused(f"the numbers of samples of device {device} are not possible")
+            if self.settled is not None and self.counts.get(device) not in (None, count):
+                raise Refused(
+                    f"device {device} has other numbers of samples than when the run started; restore its data"
+                )
+        if self.settled is None:
+            with self._lock:
+                self.counts = {**self.counts, **counts}
+
+    def world(self, names: list[str]) -> Message | None:
+        if self.settled is None:
+            return None
+        tree, about = self.settled
+        known = places(tree, self.tier + 1)
+        nodes = {}
+        for name in names:
+            if name not in known:
+                raise Refused(f"{name} was not there when the run started; it can take part in the next run")
+            part = subtree(tree, self.tier + 1, known[name])
+            nodes[name] = {"tree": tree_text(part), "counts": counts_of(part, self.counts)}
+        return Message("world", {}, {"world": as_tensor({**about, "nodes": nodes})})
+
+
+def counts_of(tree: Topology, counts: Mapping[str, list[int]]) -> dict[str, list[int]]:
+    """The numbers of samples of the devices of a tree."""
+    return {str(name): counts[str(name)] for name in tree.names[-1].tolist()}
+
+
+def those_counted(tree: Topology, counts: Mapping[str, Any]) -> Topology:
+    """The tree without devices whose samples are not known, and without teams of none."""
+    kept = torch.tensor([str(name) in counts for name in tree.names[-1].tolist()])
+    if bool(kept.all()):
+        return tree
+    names, parents = [tree.names[-1][kept.numpy()]], [tree.parents[-1][kept]]
+    for tier in range(tree.leaf - 1, -1, -1):
+        used, place = torch.unique(parents[0], return_inverse=True)
+        parents[0] = place
+        names.insert(0, tree.names[tier][used.numpy()])
+        parents.insert(0, tree.parents[tier][used])
+    order = names[-1].argsort().argsort()
+    return Topology(tuple(names), tuple(parents), torch.from_numpy(order))
+
+
+def own_address(certificate: str, kinds: tuple[str, ...], name: str) -> str:
+    """The address of this node, from its own certificate.
+
+    Raises:
+        ValueError: The certificate is that of another node.
+    """
+    kind, _, own = certificate.partition("/")
+    if kind.rstrip("0123456789") not in kinds or own != name:
+        raise ValueError(
+            f"the certificate in --keys is that of {certificate}, not of {kinds[0]} {name}; give its folder"
+        )
+    return certificate

@@ -1,0 +1,117 @@
+"""The commands of a federation: jobs, keys, status, and advice for what is wrong."""
+
+from __future__ import annotations
+
+import tomllib
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+
+from commands import call
+from polytier.runs.job import TEMPLATE, read_job
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_an_example_is_written_and_settled(tmp_path):
+    assert "edit it" in call("federation", "init", "job.toml").output
+    assert (tmp_path / "job.toml").read_text() == TEMPLATE
+    assert "permfl for 4 devices in 2 teams" in call("federation", "init", "job.toml").output
+    settled = tomllib.loads((tmp_path / "job.toml").read_text())
+    assert settled["batching"] == "stacked"
+    assert settled["codec"] == "float32"
+    assert settled["set"]["device_lr"] == 0.01
+    job = read_job(tmp_path / "job.toml")
+    assert job.tree.names[2].tolist() == ["ann", "bob", "cleo", "dan"]
+    call("federation", "init", "job.toml")
+    assert tomllib.loads((tmp_path / "job.toml").read_text()) == settled
+
+
+def test_keys_from_the_command_line(tmp_path):
+    call("federation", "ca")
+    for name in ("server", "team/north", "device/ann"):
+        call("federation", "enrol", name)
+    assert sorted(path.name for path in (tmp_path / "federation" / "device-ann").iterdir()) == [
+        "ca.pem",
+        "cert.pem",
+        "key.pem",
+    ]
+    call("federation", "enrol", "device/bob", "--request", "--folder", "bob")
+    assert "certificate of device/bob" in call("federation", "sign", "bob/device-bob.csr").output
+    assert (tmp_path / "bob" / "device-bob.crt").exists()
+    call("federation", "revoke", "device/ann")
+    listed = (tmp_path / "federation" / "revoked.txt").read_text()
+    assert listed
+    assert (tmp_path / "federation" / "server" / "revoked.txt").read_text() == listed
+    assert (tmp_path / "federation" / "team-north" / "revoked.txt").read_text() == listed
+    for words, text in (
+        (("ca",), "has an authority already"),
+        (("enrol", "server"), "exists already"),
+        (("enrol", "ann"), "device/NAME"),
+        (("revoke", "device/eve"), "was enrolled here"),
+        (("sign", "job.toml"), "no request"),
+        (("status", "."), "no run folder of `polytier serve`"),
+    ):
+        assert text in call("federation", *words, code=2).output
+
+
+ROSTER = 'teams = {north = ["ann", "bob"], south = ["cleo"]}'
+WRONG = {
+    "no table [network]": 'algorithm = "permfl"',
+    "needs a roster": "[network]\nshape = [2]",
+    "no key of": f"[network]\n{ROSTER}\nshapes = [2]",
+    "in the roster twice": '[network]\nteams = {north = ["ann"], south = ["ann"]}',
+    "has no devices": "[network]\nteams = {north = []}",
+    "no name of a node": '[network]\ndevices = ["../ann"]',
+    "the same number of teams": '[network]\nteams = {north = ["ann"], south = {west = ["bob"]}}',
+    "a share from 0 to 1": f"[network]\n{ROSTER}\nquorum = 2",
+    "one of float32": f'[network]\n{ROSTER}\ndtype = "object"',
+    "is a file": f'device_participation = "table:x.npy"\n[network]\n{ROSTER}',
+    "one value per node": f"[set]\ndevice_lr = [0.1, 0.2, 0.3]\n[network]\n{ROSTER}",
+    "standardize needs all data": f"standardize = true\n[network]\n{ROSTER}",
+    "no algorithm": f'algorithm = "fedavgg"\n[network]\n{ROSTER}',
+    "true groups": f'algorithm = "oracle"\n[network]\n{ROSTER}',
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_jobs_that_cannot_be_run_say_so_at_the_start(tmp_path, text):
+    (tmp_path / "job.toml").write_text(WRONG[text])
+    assert text in call("federation", "init", "job.toml", code=2).output
+
+
+def test_serve_and_join_say_what_is_missing(tmp_path):
+    (tmp_path / "job.toml").write_text(TEMPLATE)
+    np.savez(tmp_path / "ann.npz", x=np.zeros((4, 8)), y=np.zeros(4, dtype=int))
+    call("federation", "ca", "--folder", "keys")
+    call("federation", "enrol", "server", "--folder", "keys")
+    for words, text in (
+        (("serve",), "give JOB.toml"),
+        (("serve", "--team", "north"), "--parent is missing"),
+        (("serve", "job.toml", "--listen", "here"), "give HOST:PORT"),
+        (("serve", "job.toml"), "federation enrol"),
+        (("serve", "job.toml", "--keys", "keys/server"), "federation init"),
+        (("join", "--parent", "127.0.0.1:1", "--data", "no.npz", "--name", "ann"), "there is no file no.npz"),
+        (("join", "--parent", "127.0.0.1:1", "--data", "ann.npz"), "give --name"),
+        (("join", "--parent", "127.0.0.1:1", "--data", "ann.npz", "--name", "ann"), "federation enrol"),
+    ):
+        assert text in call(*words, code=2).output
+
+
+def test_data_that_are_not_those_of_the_job_get_advice(tmp_path):
+    (tmp_path / "job.toml").write_text(TEMPLATE)
+    job = read_job(tmp_path / "job.toml")
+    for x, y, text in (
+        (np.zeros((4, 7)), np.zeros(4, dtype=int), "samples have shape"),
+        (np.zeros((4, 8), dtype=np.uint8), np.zeros(4, dtype=int), "samples have shape"),
+        (np.zeros((4, 8)), np.zeros(4), "samples have shape"),
+        (np.zeros((4, 8)), np.full(4, 5), "label 5"),
+    ):
+        np.savez(tmp_path / "ann.npz", x=x, y=y)
+        with pytest.raises(ValueError, match=text):
+            job.federation("ann", tmp_path / "ann.npz")

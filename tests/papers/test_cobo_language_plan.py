@@ -1,0 +1,130 @@
+"""CoBo's language experiment: the plan, and its readings of run folders."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+
+from plans import check_runs, runs_of
+from polytier.models.pretrained import CausalLM
+from polytier.models.trainable import Trainable
+from polytier.papers import cobo_language as language
+from polytier.papers import items_of
+from polytier.stack.objective import Objective
+from polytier.tree.collaboration import FILE, Collaboration, save, when_kept
+
+(ITEM,) = language.items("quick")
+IDS = np.array(["ca-1", "ca-2", "de-1", "de-2", "es-1", "es-2"])
+
+
+def write(folder: Path, chosen: float, by_client: list[float], round_: int = 64, model: str = "personal") -> Path:
+    """A run that has this perplexity in the chosen round, and 1 less in the best one."""
+    folder.mkdir(parents=True)
+    found = {how: {"round": None, model: {"perplexity": chosen - (how == "best"), "round": round_}} for how in HOW}
+    metrics = [{"name": "perplexity", "better": "lower", "unit": ""}]
+    summary = {"rounds": 128, "metrics": metrics, model: {"perplexity": chosen}, **found}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    with (folder / "devices.csv").open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(["id", f"{model}_perplexity"])
+        lines.writerows(zip(IDS.tolist(), by_client, strict=True))
+    return folder
+
+
+HOW = ("best", "chosen")
+
+
+def weigh(folder: Path, same: float, ca_to_es: float, round_: int = 64) -> Path:
+    """Weights in the chosen round: `same` within a language; the rest of Catalan's to Spanish by this share."""
+    named = [name.partition("-")[0] for name in IDS.tolist()]
+    w = np.zeros((6, 6))
+    for i, own in enumerate(named):
+        for j, other in enumerate(named):
+            share = ca_to_es if other == "es" else 1 - ca_to_es
+            w[i, j] = same if own == other else (1 - same) / 2 * (share if own == "ca" else 0.5)
+    found, other = Collaboration.from_dense(w), Collaboration.from_dense(np.ones((6, 6)))
+    assert found is not None
+    assert other is not None
+    save(folder / FILE, {round_: replace(found, ids=IDS), 2 * round_: replace(other, ids=IDS)}, np.array(named))
+    return folder
+
+
+def test_the_plan_holds_together_and_names_the_papers_values():
+    check_runs([ITEM])
+    runs = runs_of([ITEM])
+    assert list(runs) == [f"language-{method}" for method in language.NAMES]
+    rows = {row.labels: row for row in ITEM.rows}
+    assert rows["CoBo", "perplexity"].paper == 39.28
+    assert (rows["Local", "perplexity"].paper, rows["Local", "perplexity"].deviation) == (41.26, 0.38)
+    assert rows["Validation-based", "clients better than Local, %"].paper == 75
+    assert rows["CoBo, weights not learned", "perplexity"].paper is None
+    assert len(rows) == 2 * len(language.NAMES) - 1
+    assert all(row.differs for row in ITEM.rows)
+    assert all("language" in [item.name for item in items_of("cobo", scale)] for scale in ("quick", "full"))
+
+
+def test_full_is_the_papers():
+    (item,) = language.items("full")
+    check_runs([item])
+    assert not item.reduced
+    assert not any(row.differs for row in item.rows)
+    for run in runs_of([item]).values():
+        assert (run.settings["model"], run.settings["devices"]) == ("hf:gpt2", 4)
+        steps = run.settings["set"].get("device_steps", 1)
+        assert (steps * run.settings["rounds"], run.settings["batch_size"]) == (500, 50 * 4)
+        assert run.settings["set"]["device_lr"] == 0.002
+    assert language.same_language not in [claim.holds for claim in item.claims]
+
+
+def test_lora_of_the_plan_has_the_papers_number_of_parameters():
+    config = transformers.GPT2Config(n_layer=2, vocab_size=9, n_positions=8)  # blocks of GPT-2, 2 of 12
+    module = CausalLM(transformers.GPT2LMHeadModel(config))
+    objective = Objective(module, trainable=Trainable.parse(language.FULL.train))
+    assert 6 * objective.dimension == 589_824
+
+
+def test_runs_of_cobo_differ_in_what_their_names_say():
+    fields = {name.removeprefix("language-"): run.settings["set"] for name, run in runs_of([ITEM]).items()}
+    for name in ("cobo", "cobo-own"):
+        assert fields[name]["domain"] == "simplex"
+        assert fields[f"{name}-fixed"] == {**fields[name], "weight_lr": 0.0}
+    assert fields["cobo-own"] == {**fields["cobo"], "own_weight": True}
+    assert fields["ditto"]["device_pull"] == 0.1
+    assert all(run.settings["rounds"] % run.settings["eval_every"] == 0 for run in runs_of([ITEM]).values())
+
+
+def test_weights_are_kept_in_all_rounds_that_can_be_chosen():
+    size = language.QUICK
+    assert all(when_kept(k) for k in range(size.eval_every, size.rounds + 1, size.eval_every))
+
+
+def test_perplexities_and_improved_clients(tmp_path):
+    one = write(tmp_path / "one", 9.0, [8, 8, 9, 9, 10, 10])
+    local = write(tmp_path / "local", 10.0, [9, 9, 9, 10, 11, 9])
+    shared = write(tmp_path / "shared", 12.0, [11, 12, 12, 13, 12, 12], model="global")
+    assert language.perplexity([one]) == (8.0, 9.0)
+    assert language.perplexity([shared]) == (11.0, 12.0)
+    assert language.improved([one, local]) == (pytest.approx(400 / 6), None)
+    assert language.improved([shared, local])[0] == 0
+    assert language.all_improved([[one], [local]]) == (False, "better: 66.6667 %")
+    assert language.all_improved([[local], [shared]]) == (True, "better: 100 %")
+    assert language.lowest(["a", "b"])([[one], [local]]) == (True, "a: 9.00, b: 10.00")
+    assert language.lowest(["a", "b"])([[local, local], [one, shared]]) == (True, "a: 10.00, b: 10.50")
+    assert not language.lowest(["a", "b"])([[shared], [local]])[0]
+
+
+def test_claims_about_weights_use_the_chosen_round(tmp_path):
+    seeds = [weigh(write(tmp_path / f"seed-{k}", 9.0, [9] * 6), 0.8, share) for k, share in enumerate((0.9, 0.6))]
+    holds, words = language.same_language([seeds])
+    assert holds is True  # a number of NumPy could not be written to reproduction.json
+    assert words == "lowest and highest by seed: 0.80 and 0.09; 0.80 and 0.06"
+    assert language.prefers("ca", "es")([seeds]) == (True, "de: 0.05, es: 0.15")
+    assert not language.prefers("ca", "de")([seeds])[0]
+    weak = weigh(write(tmp_path / "weak", 9.0, [9] * 6), 0.4, 0.5)
+    assert not language.same_language([[*seeds, weak]])[0]

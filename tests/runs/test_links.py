@@ -1,0 +1,276 @@
+"""Links between nodes: who is let in, and what ends a link. Everything is on the loopback interface."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("websockets")
+
+from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.sync.client import connect
+from websockets.sync.server import serve
+
+from polytier.engines.network.contents import Limits, as_tensor, from_tensor
+from polytier.engines.network.keys import enrol, make_authority, make_request, revoke, sign_request, tls
+from polytier.engines.network.message import Message, decode, encode
+from polytier.engines.network.websocket import Uplink, WebSocketHub, split_address
+from polytier.runs.admission import PROTOCOL, Admission, hello, those_counted
+from polytier.runs.job import make_job
+
+LARGEST = 1 << 16
+ROSTER = {"devices": ["ann", "bob"], "gateways": {"lab": ["ann", "bob"]}, "shape": [3], "classes": 3}
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("keys") / "federation"
+    make_authority(folder)
+    for name in ("server", "device/ann", "device/bob", "device/eve", "gateway/lab"):
+        enrol(folder, name)
+    return folder
+
+
+@pytest.fixture
+def hub(keys) -> Iterator[WebSocketHub]:
+    job = make_job({"algorithm": "fedavg"}, ROSTER, "a test")
+    hub = WebSocketHub("127.0.0.1:0", keys / "server", Admission(job, job.tree, 0, Limits(largest=LARGEST)))
+    yield hub
+    hub.close()
+
+
+def dial(hub: WebSocketHub, keys: Path) -> Any:
+    quiet: Any = {"compression": None, "proxy": None}
+    return connect(f"wss://{hub.address}/", ssl=tls(keys, listens=False), **quiet)
+
+
+def until(happened: Callable[[], Any]) -> None:
+    end = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def received(socket: Any) -> Message:
+    return decode(socket.recv(timeout=30), 1 << 20)
+
+
+@contextmanager
+def joined(hub: WebSocketHub, keys: Path, *names: str) -> Iterator[Any]:
+    """A link whose other end is ready to be called."""
+    gate = hub.gate
+    assert isinstance(gate, Admission)
+    with dial(hub, keys) as socket:
+        socket.send(encode(hello(list(names))))
+        assert received(socket).kind == "welcome"
+        counts = {name.partition("/")[2]: [4, 0, 1] for name in names}
+        socket.send(encode(Message("ready", {}, {"counts": as_tensor(counts)})))
+        until(lambda: set(counts) <= set(gate.counts))
+        gate.settle(those_counted(gate.tree, gate.counts), {"run": "r", "initial": {}})
+        hub.send_worlds()
+        assert received(socket).kind == "world"
+        socket.send(encode(Message("ready")))
+        until(lambda: hub.link_of(names[0]))
+        yield socket
+
+
+def greeted(hub: WebSocketHub, keys: Path) -> Message:
+    with dial(hub, keys) as socket:
+        socket.send(encode(hello(["device/ann"])))
+        return received(socket)
+
+
+def closed(socket: Any) -> bool:
+    try:
+        while True:
+            socket.recv(timeout=30)
+    except ConnectionClosed:
+        return True
+
+
+def warnings(caplog: Any) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_child_is_welcomed_told_its_world_and_asked(hub, keys):
+    with joined(hub, keys / "device-ann", "device/ann") as socket:
+        assert hub.present() == ["device/ann"]
+        link = hub.ask("device/ann", encode(Message("call", {"number": 7})))
+        assert received(socket).facts == {"number": 7}
+        socket.send(encode(Message("answer", {"number": 7})))
+        came = hub.wait(30)
+        assert came is not None
+        assert (came[0], decode(came[1] or b"", LARGEST).facts) == (link, {"number": 7})
+    until(lambda: hub.link_of("device/ann") is None)
+    assert hub.wait(30) == (link, None)
+    assert hub.ask("device/bob", b"x") is None
+
+
+def test_a_device_is_told_nothing_of_the_others(hub, keys):
+    with dial(hub, keys / "device-ann") as socket:
+        socket.send(encode(hello(["device/ann"])))
+        job = from_tensor(received(socket), "job")
+        assert job["trees"] == {"device/ann": {"names": [["server"], ["ann"]], "parents": [[0], [0]], "order": [0]}}
+        assert not {"devices", "teams", "gateways"} & set(job["network"])
+        assert "bob" not in str(job)
+
+
+def test_a_gateway_speaks_for_the_devices_that_the_job_lists(hub, keys):
+    with joined(hub, keys / "gateway-lab", "device/ann", "device/bob"):
+        assert hub.present() == ["device/ann", "device/bob"]
+        assert hub.link_of("device/ann") == hub.link_of("device/bob")
+
+
+@pytest.mark.parametrize(
+    ("who", "message", "text"),
+    [
+        ("device-eve", hello(["device/eve"]), "not in the roster"),
+        ("device-ann", hello(["device/bob"]), "may not speak for"),
+        ("gateway-lab", hello(["server"]), "may not speak for"),
+        ("device-ann", hello([]), "does not say who it is"),
+        (
+            "device-ann",
+            Message("hello", {"protocol": PROTOCOL + 1, "names": ["device/ann"]}),
+            "install the same version",
+        ),
+        ("device-ann", Message("answer", {}), "begins with a message answer"),
+    ],
+)
+def test_who_may_not_come_is_told_why_and_cut_off(hub, keys, caplog, who, message, text):
+    with dial(hub, keys / who) as socket:
+        socket.send(encode(message))
+        refused = received(socket)
+        assert refused.kind == "refused"
+        assert text in refused.facts["text"]
+        assert closed(socket)
+    assert len(warnings(caplog)) == 1
+    assert text in warnings(caplog)[0]
+
+
+BAD = {
+    "pickle": b"\x80\x04]\x94.",
+    "text": "text",
+    "a header of 10 GB": (10 << 30).to_bytes(8, "little") + b"{}",
+    "a long message": bytes(2 * LARGEST),
+}
+
+
+@pytest.mark.parametrize("data", BAD.values(), ids=BAD)
+def test_something_else_than_a_message_ends_the_link_with_one_line(hub, keys, caplog, data):
+    with dial(hub, keys / "device-ann") as socket:
+        socket.send(encode(hello(["device/ann"])))
+        received(socket)
+        socket.send(data)
+        assert closed(socket)
+    until(lambda: warnings(caplog))
+    assert len(warnings(caplog)) == 1
+    with joined(hub, keys / "device-bob", "device/bob"):  # others can come
+        assert hub.present() == ["device/bob"]
+
+
+def test_samples_that_are_impossible_or_have_changed_are_refused(hub, keys, caplog):
+    for counts in ({"ann": [0, 0, 1]}, {"ann": [-1, 0, 1]}, {"bob": [1, 0, 1]}, {"ann": "many"}, [1]):
+        with dial(hub, keys / "device-ann") as socket:
+            socket.send(encode(hello(["device/ann"])))
+            received(socket)
+            socket.send(encode(Message("ready", {}, {"counts": as_tensor(counts)})))
+            assert received(socket).kind == "refused"
+    with joined(hub, keys / "device-ann", "device/ann"):
+        pass
+    with dial(hub, keys / "device-ann") as socket:
+        socket.send(encode(hello(["device/ann"])))
+        received(socket)
+        socket.send(encode(Message("ready", {}, {"counts": as_tensor({"ann": [5, 0, 1]})})))
+        assert "other numbers of samples" in received(socket).facts["text"]
+
+
+def test_a_certificate_of_another_authority_is_refused(hub, keys, tmp_path, caplog):
+    make_authority(tmp_path / "other")
+    other = enrol(tmp_path / "other", "device/ann")
+    shutil.copy(keys / "ca.pem", other / "ca.pem")  # it trusts the server, which does not trust it
+    with pytest.raises((WebSocketException, OSError)):
+        greeted(hub, other)
+    until(lambda: warnings(caplog))
+    assert len(warnings(caplog)) == 1
+    assert "refused" in warnings(caplog)[0]
+
+
+def test_a_server_of_another_authority_is_refused_by_the_device(hub, keys, tmp_path):
+    make_authority(tmp_path / "other")
+    uplink = Uplink(hub.address, enrol(tmp_path / "other", "device/ann"), hello(["device/ann"]), LARGEST)
+    with pytest.raises(ValueError, match="no certificate of this federation"):
+        uplink.next()
+
+
+def test_a_device_cannot_pose_as_a_parent(hub, keys, caplog):
+    job = make_job({"algorithm": "fedavg"}, ROSTER, "a test")
+    false = WebSocketHub("127.0.0.1:0", keys / "device-eve", Admission(job, job.tree, 0, Limits(largest=LARGEST)))
+    uplink = Uplink(false.address, keys / "device-ann", hello(["device/ann"]), LARGEST)
+    until(lambda: any("neither a server nor a team" in text for text in warnings(caplog)))
+    uplink.close()
+    false.close()
+
+
+def test_a_revoked_certificate_is_cut_off_at_once_and_not_let_in_again(tmp_path, caplog):
+    folder = tmp_path / "federation"
+    make_authority(folder)
+    for name in ("server", "device/ann"):
+        enrol(folder, name)
+    job = make_job({"algorithm": "fedavg"}, ROSTER, "a test")
+    hub = WebSocketHub("127.0.0.1:0", folder / "server", Admission(job, job.tree, 0, Limits(largest=LARGEST)))
+    with joined(hub, folder / "device-ann", "device/ann") as socket:
+        revoke(folder, "device/ann")
+        assert hub.ask("device/ann", b"x") is None
+        assert closed(socket)
+    with dial(hub, folder / "device-ann") as socket:
+        assert "revoked" in received(socket).facts["text"]
+    hub.close()
+
+
+def test_a_message_that_comes_a_second_time_ends_the_link(keys, caplog):
+    call = encode(Message("call", {"node": "device/ann", "number": 5}))
+    links = []
+
+    def parent(socket: Any) -> None:
+        links.append(socket)
+        socket.recv()
+        for _ in range(2):
+            socket.send(call)
+        closed(socket)
+
+    quiet = logging.getLogger("quiet")
+    quiet.setLevel(logging.CRITICAL)
+    server = serve(parent, "127.0.0.1", 0, ssl=tls(keys / "server", listens=True), compression=None, logger=quiet)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"127.0.0.1:{server.socket.getsockname()[1]}"
+    uplink = Uplink(address, keys / "device-ann", hello(["device/ann"]), LARGEST)
+    until(lambda: len(links) >= 2)  # it has dialled again
+    assert "a second time" in warnings(caplog)[0]
+    uplink.close()
+    server.shutdown()
+
+
+def test_a_key_can_stay_on_its_machine(hub, keys, tmp_path):
+    place = tmp_path / "ann"
+    request = make_request(place, "device/ann")
+    name, certificate = sign_request(keys, request)
+    assert name == "device/ann"
+    certificate.rename(place / "cert.pem")
+    shutil.copy(keys / "ca.pem", place)
+    with joined(hub, place, "device/ann"):
+        assert hub.present() == ["device/ann"]
+    assert (place / "key.pem").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("text", ["8750", "host:", "host:99999", ":1", "host:x"])
+def test_addresses_that_are_none_get_advice(text):
+    with pytest.raises(ValueError, match="give HOST:PORT"):
+        split_address(text)

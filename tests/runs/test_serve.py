@@ -1,0 +1,167 @@
+"""Real processes with certificates, over the loopback interface: the bits of the simulation, also after kill -9."""
+
+from __future__ import annotations
+
+import csv
+import os
+import queue
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+
+pytest.importorskip("websockets")
+
+from network_processes import Processes, flat, write_device
+from network_tree import data
+from polytier import PerMFL, Run, Topology
+from polytier.engines.network.absences import read_absences
+from polytier.engines.network.keys import enrol, make_authority
+from polytier.runs.job import settle
+from polytier.runs.load import load_run
+from polytier.runs.loop import make_loop
+from polytier.runs.replay import read_status, replay_run
+from polytier.runs.serve import run_devices, run_server, run_team
+
+TEAMS = {"t0": ["d0", "d2"], "t1": ["d1", "d3"]}
+PERMFL: dict[str, Any] = {"algorithm": "permfl", "set": {"device_steps": 2, "team_rounds": 2}}
+
+
+def same_models(processes: Processes, run: Run) -> None:
+    """Compare what the nodes kept with the models of a simulation, to the bit."""
+    parameters = run.context.objective.parameters
+    for kind, rows, names in (
+        ("global", run.rows("global"), ["server"]),
+        ("team", run.team, [] if run.team is None else run.team_ids),
+        ("personal", run.personal, run.device_ids),
+    ):
+        kept = processes.models(kind)
+        for row, name in zip([] if rows is None else rows, names, strict=True):
+            own = parameters(row.unsqueeze(0))
+            assert torch.equal(torch.cat([own[key].flatten() for key in sorted(own)]), kept[str(name)]), (kind, name)
+
+
+def test_processes_have_the_bits_of_the_simulation_and_end_by_themselves(tmp_path):
+    with Processes(tmp_path, TEAMS, {}, rounds=3, **PERMFL) as processes:
+        processes.start()
+        processes.wait()
+        with make_loop(
+            PerMFL(device_steps=2, team_rounds=2), processes.federation, "mclr", batch_size=4, seed=3
+        ) as loop:
+            run = loop.run(3)
+        same_models(processes, run)
+        found = load_run(processes.out, None, False)
+        assert [r["personal"] for r in found.history] == [r["personal"] for r in run.history]
+        assert [r["bytes"] for r in found.history] == [r["bytes"] for r in run.history]
+        assert not (processes.out / "models" / "personal.safetensors").exists()
+        assert read_absences(processes.out / "absences.csv") == []
+        status = read_status(processes.out)
+        assert (status["state"], status["round"], status["present"]) == ("done", 3, ["team/t0", "team/t1"])
+        with (processes.out / "devices.csv").open() as file:
+            assert [line["id"] for line in csv.DictReader(file)] == ["d0", "d1", "d2", "d3"]
+
+
+def test_killed_processes_come_back_and_the_replay_has_the_same_bits(tmp_path):
+    settings = {**PERMFL, "set": {"device_steps": 20, "team_rounds": 5}}
+    with Processes(tmp_path, TEAMS, {"quorum": 0.5, "deadline": 2.0}, rounds=25, **settings) as processes:
+        processes.start()
+        processes.until(lambda: processes.rounds() > 0, "the first round")
+        pid = processes.processes["device/d3"].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)  # it is late for one call, and absent until it is heard from
+        processes.until(lambda: any(line.why == "late" for line in processes.absences()), "device/d3")
+        os.kill(pid, signal.SIGCONT)
+        for name, start in (("device/d0", lambda: processes.device("d0")), ("team/t1", lambda: processes.team("t1"))):
+            done = processes.rounds()
+            processes.until(lambda done=done: processes.rounds() > done + 1, name)
+            processes.kill(name)
+            start()
+            seen = processes.rounds()
+            processes.until(lambda seen=seen: processes.rounds() > seen + 1, name)
+        processes.kill("server")
+        processes.server()
+        processes.wait()
+        absences = read_absences(processes.out / "absences.csv")
+        assert {"d0", "t1", "d3"} <= {line.name for line in absences}
+        assert {"deadline", "late"} <= {line.why for line in absences if line.name == "d3"}
+        replay_run(processes.out, tmp_path / "data", tmp_path / "replayed")
+        run = load_run(tmp_path / "replayed", None, False)
+        assert run.rounds == 25
+        same_models(processes, run)
+
+
+def test_four_tiers_and_gateways_have_the_bits_of_the_simulation(tmp_path):
+    """Each node in a thread of its own, with links over TLS."""
+    roster = {"east": {"t0": ["d0", "d2"], "t1": ["d1"]}, "west": {"t2": ["d3", "d4"]}}
+    federation, keys, file = data(5, 1), tmp_path / "federation", tmp_path / "job.toml"
+    network = {"shape": [3], "classes": 3, "teams": roster, "gateways": {"lab": ["d0", "d2"]}}
+    settings = {"batch_size": 4, "seed": 3}
+    values = {**PERMFL, **settings, "model": "mclr", "rounds": 2, "device_participation": 0.5, "network": network}
+    file.write_text(tomli_w.dumps(values))
+    job = settle(file)
+    make_authority(keys)
+    for k, name in enumerate(federation.ids.tolist()):
+        write_device(tmp_path / f"{name}.npz", federation, k)
+
+    def run(program: Any, name: str, *given: Any, **more: Any) -> str:
+        """Start a node; returns where it listens."""
+        place, told = enrol(keys, name), queue.SimpleQueue()
+        listening = {"started": told.put} if program is not run_devices else {}
+        state = {} if program is run_server else {"state": tmp_path / "state" / place.name}
+        threads[name] = pool.submit(program, *given, keys=place, **listening, **state, **more)
+        return told.get(timeout=60) if listening else ""
+
+    threads: dict[str, Any] = {}
+    with ThreadPoolExecutor(16) as pool:
+        here = {"listen": "127.0.0.1:0"}
+        server = run(run_server, "server", job, **here, folder=tmp_path / "run", stop=lambda: False)
+        for region, teams in roster.items():
+            above = run(run_team, f"team1/{region}", region, server, **here)
+            for team, devices in teams.items():
+                parent = run(run_team, f"team2/{team}", team, above, **here)
+                files = {name: tmp_path / f"{name}.npz" for name in devices}
+                if team == "t0":
+                    run(run_devices, "gateway/lab", parent, data=files)
+                for name in () if team == "t0" else devices:
+                    run(run_devices, f"device/{name}", parent, data={name: files[name]})
+        for name, thread in threads.items():
+            assert thread.result(90) == (None if name == "server" else "done")
+    team, region = ["t0", "t1", "t0", "t2", "t2"], ["east", "east", "west"]
+    tree, method = Topology.build(federation.ids, team, region), PerMFL(device_steps=2, team_rounds=2)
+    with make_loop(method, federation, "mclr", topology=tree, device_participation=0.5, **settings) as loop:
+        simulated = loop.run(2)
+    parameters = simulated.context.objective.parameters
+    assert simulated.personal is not None
+    for row, name in zip(simulated.personal, simulated.device_ids.tolist(), strict=True):
+        (path,) = tmp_path.glob(f"state/*/*/device-{name}/models/personal.safetensors")
+        own = parameters(row.unsqueeze(0))
+        assert torch.equal(torch.cat([own[key].flatten() for key in sorted(own)]), flat(path))
+    assert read_absences(tmp_path / "run" / "absences.csv") == []
+
+
+def test_devices_of_a_flat_method_join_the_server_and_a_stranger_is_refused(tmp_path):
+    with Processes(tmp_path, TEAMS, {}, algorithm="ditto", rounds=2, set={"device_steps": 2}) as processes:
+        processes.server()
+        for name in ("d0", "d1", "d2"):
+            processes.device(name)
+        processes.device("d3", keys=processes.keys / "device-d0")  # the certificate of another device
+        stranger = processes.processes.pop("device/d3")
+        stranger.join(60)
+        assert stranger.exitcode == 2
+        assert "may not speak for 'device/d3'" in processes.log("device/d3")
+        processes.device("d3")
+        processes.wait()
+        assert "'device/d0' may not speak for 'device/d3'" in processes.log("server")
+        assert load_run(processes.out, None, False).rounds == 2
+        before = processes.models("personal")
+        assert sorted(before) == ["d0", "d1", "d2", "d3"]
+        next(tmp_path.glob("state/*/*/device-d3/models/personal.safetensors")).unlink()
+        processes.server()  # for those who were away at the end
+        for name in ("d0", "d1", "d2", "d3"):
+            processes.device(name)
+        processes.wait()
+        after = processes.models("personal")
+        assert all(torch.equal(after[name], row) for name, row in before.items())
