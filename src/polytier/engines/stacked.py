@@ -31,6 +31,7 @@ from polytier.stack.rows import Folded, Rows, as_dict, cat_rows, fold
 from polytier.tree.topology import starts_of
 
 TRIED = 4  # how often a call is measured before it is settled who computes it
+AGAIN = 500  # calls after which it is measured again
 SHORT = 0.05  # seconds; longer calls are always shared with the workers
 RUN = 64  # devices that are summed before their blocks are yielded
 LARGEST_TILE = 128  # devices; with small models the calls of torch cost more than misses in the cache
@@ -137,11 +138,12 @@ class Times:
     """How long the same call took the workers and this process alone. It decides who computes it, and no bit of it.
 
     A call that takes the workers less than `SHORT` seconds is also tried alone; the first time of each is left out,
-    because graphs are traced then.
+    because graphs are traced then. Both are measured again after `AGAIN` calls: other load may have changed.
     """
 
     shared: list[float] = field(default_factory=list)
     alone: list[float] = field(default_factory=list)
+    calls: int = 0
 
     def note(self, times: list[float], seconds: float) -> None:
         """Add a measurement to `shared` or `alone`, unless there are enough."""
@@ -150,6 +152,10 @@ class Times:
 
     def alone_is_faster(self) -> bool:
         """Whether this process computes the next call."""
+        self.calls += 1
+        if self.calls % AGAIN == 0:
+            self.shared.clear()
+            self.alone.clear()
         if len(self.shared) < TRIED or min(self.shared[1:]) > SHORT:
             return False
         return len(self.alone) < TRIED or min(self.alone[1:]) < min(self.shared[1:])
