@@ -78,7 +78,10 @@ class Admission:
         if self.settled is not None:  # the run goes on: nobody is counted again
             below = (device for tree in trees.values() for device in tree["names"][-1])
             known = {str(device): self.counts[str(device)] for device in below if str(device) in self.counts}
-        job = {**self.job.values(), "trees": trees, "limits": self.limits.as_values(), "counts": known}
+        job = self.job.values()
+        if self.tier + 1 == self.tree.leaf:
+            job["network"].pop("gateways")  # names of other devices
+        job = {**job, "trees": trees, "limits": self.limits.as_values(), "counts": known}
         return Message("welcome", {}, {"job": as_tensor(job)})
 
     def ready(self, names: list[str], message: Message) -> None:

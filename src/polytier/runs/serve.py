@@ -237,6 +237,7 @@ class Child:
         self.job: Job | None = None
         self.limits = Limits()
         self.nodes: dict[str, Node] = {}
+        self.over: str | None = None  # what the parent said when the run was over
         self._world = ""
         self._asked: tuple[int, Message] | None = None
 
@@ -250,7 +251,8 @@ class Child:
             while True:
                 came = self.uplink.next()
                 if came is None:
-                    return str(self.uplink.ended)
+                    self.over = str(self.uplink.ended)
+                    return self.over
                 self._asked = came
                 try:
                     answer = self._answer(came[1])
@@ -470,8 +472,10 @@ class Team(Child):
         await_children(self.hub, self.gate.settled[0].size(self.gate.tier + 1))
 
     def close(self) -> None:
-        if self.hub is not None:
-            self.hub.stop(str(self.uplink.ended or "stopped"))
+        if self.hub is not None and self.over is not None:
+            self.hub.stop(self.over)
+        elif self.hub is not None:  # the devices wait until this team is started again
+            self.hub.close()
 
 
 def run_team(

@@ -228,7 +228,10 @@ def tls(folder: Path, listens: bool) -> ssl.SSLContext:
 
 
 def peer(socket: Any) -> tuple[str, int]:
-    """The name and the serial number in the certificate of the other side of a link."""
-    certificate = socket.getpeercert() or {}
+    """The name and the serial number in the certificate of the other side of a link; "" and 0 if it is closed."""
+    try:
+        certificate = socket.getpeercert() or {}
+    except (OSError, ValueError):
+        certificate = {}
     names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
     return (names[0] if len(names) == 1 else ""), int(certificate.get("serialNumber", "0"), 16)

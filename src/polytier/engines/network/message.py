@@ -71,7 +71,11 @@ class Message:
 
 
 def encode(message: Message) -> bytes:
-    """Write a message as bytes."""
+    """Write a message as bytes.
+
+    Raises:
+        ValueError: It has too many rows.
+    """
     tensors, seen = {}, set()
     for name, value in message.tensors.items():
         value = value.detach().contiguous()
@@ -80,7 +84,11 @@ def encode(message: Message) -> bytes:
         seen.add(place)
     text = json.dumps({"kind": message.kind, **message.facts}, separators=(",", ":"))
     data = save(tensors, {FACTS: text})
-    assert int.from_bytes(data[:8], "little") <= HEADER, f"the header of a message {message.kind} is too long"
+    if int.from_bytes(data[:8], "little") > HEADER:
+        raise ValueError(
+            f"a message {message.kind} has {len(tensors)} rows, too many for its header; let fewer nodes take part, or "
+            "compare fewer pairs in a round"
+        )
     return data
 
 

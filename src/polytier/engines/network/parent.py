@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from polytier._errors import Fault
+from polytier.data.population import SPLITS
 from polytier.engines.exchange import Exchange
 from polytier.engines.network.absences import Absence
 from polytier.engines.network.contents import UP, Limits, form_key, forms_of, from_tensor, pack_rows, unpack_rows
@@ -226,7 +227,7 @@ class Parent:
         part = self.context.scope(call.scope)
         rows = {field: value[:1] for field, value in as_dict(call.rows).items()}
         which, fields = self.measure(part, name, call.clock.round, rows)
-        yield Answered(fields, which) if fields else {}
+        yield Answered({name: fields[name] for name in sorted(fields, key=place_of)}, which) if fields else {}
 
     def measure(self, part: Context, program: str, round_: int, rows: dict[str, Tensor]) -> tuple[Tensor, dict]:
         """Let all devices below this node run a program of an evaluation.
@@ -403,6 +404,12 @@ def read_measured(message: Message, devices: int) -> tuple[Tensor, dict[str, Ten
         if value.shape[1] > MOST_COLUMNS or len(fields) > MOST_COLUMNS:
             raise Refused("an evaluation has too many values")
     return which, fields
+
+
+def place_of(name: str) -> tuple[int, str, int]:
+    """The place of a field MODEL.SPLIT of an evaluation, as a simulation orders them."""
+    model, _, split = name.rpartition(".")
+    return {"personal": 0, "team": 1, "global": 3}.get(model, 2), model, SPLITS.index(split) if split in SPLITS else 0
 
 
 def joined(found: list[tuple[Tensor, dict[str, Tensor]]]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -66,7 +66,30 @@ class Link:
     socket: Any
     callable: bool = False  # whether the child is ready for calls
     world_sent: bool = False
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    outbox: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
+    writer: threading.Thread | None = None  # a child that does not read must not hold up the others
+
+    def send(self, data: bytes) -> None:
+        """Send a message as soon as those before it are sent."""
+        self.outbox.put(data)
+
+    def start(self) -> None:
+        """Start to send."""
+        self.writer = threading.Thread(target=self._write, daemon=True)
+        self.writer.start()
+
+    def flush(self) -> None:
+        """Send what waits, and nothing after it."""
+        self.outbox.put(None)
+        if self.writer is not None:
+            self.writer.join(OPEN)
+
+    def _write(self) -> None:
+        while (data := self.outbox.get()) is not None:
+            try:
+                self.socket.send(data)
+            except Exception:  # the reader of this link notices and reports it
+                return
 
 
 class WebSocketHub:
@@ -123,7 +146,8 @@ class WebSocketHub:
         if link.serial in self._revocations():
             self.forget(link.name, "its certificate was revoked")
             return None
-        return link.name if self._send(link, data) else None
+        link.send(data)
+        return link.name
 
     def wait(self, seconds: float) -> tuple[str, bytes | None] | None:
         try:
@@ -173,7 +197,9 @@ class WebSocketHub:
         with self._guard:
             links = list(self._links.values())
         for link in links:
-            self._send(link, encode(Message("stop", {"text": text[:1000]})))
+            link.send(encode(Message("stop", {"text": text[:1000]})))
+        for link in links:
+            link.flush()
         self.close()
 
     def close(self) -> None:
@@ -191,20 +217,12 @@ class WebSocketHub:
             self._revoked = changed, revoked(path)
         return self._revoked[1]
 
-    def _send(self, link: Link, data: bytes) -> bool:
-        try:
-            with link.lock:
-                link.socket.send(data)
-        except Exception:  # the reader of this link notices and reports it
-            return False
-        return True
-
     def _send_world(self, link: Link) -> None:
         with self._guard:
             world = None if link.world_sent else self.gate.world(link.names)
             link.world_sent = link.world_sent or world is not None
         if world is not None:
-            self._send(link, encode(world))
+            link.send(encode(world))
 
     def _follow(self, socket: Any) -> None:
         """The thread of a link: it greets, then passes on what comes."""
@@ -235,7 +253,7 @@ class WebSocketHub:
                 log.debug("%s: %s", certificate, failed)
         except Exception as error:  # the link was closed, or lost
             ours = getattr(getattr(error, "sent", None), "code", 0) in BAD_FRAMES
-            log.log(logging.WARNING if ours else logging.DEBUG, "%s: link lost: %s", certificate, error)
+            log.log(logging.WARNING if ours else logging.DEBUG, "%s: link lost: %s", certificate or "unknown", error)
         finally:
             if link is not None:
                 self._drop(link)
@@ -255,10 +273,12 @@ class WebSocketHub:
         for old in before.values():  # the newest link of a node counts
             old.callable = False
             threading.Thread(target=old.socket.close, daemon=True).start()
-        self._send(link, encode(welcome))
+        link.start()
+        link.send(encode(welcome))
         return link
 
     def _drop(self, link: Link) -> None:
+        link.outbox.put(None)
         with self._guard:
             self._links.pop(link.name, None)
             for name in link.names:
