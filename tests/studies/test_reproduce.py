@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -202,9 +203,15 @@ def test_a_dry_run_makes_no_data(monkeypatch, tmp_path):
     few = Source(np.zeros((20, 3, 32, 32), np.uint8), np.arange(20), 20)  # too few for the 80 devices of the plan
     monkeypatch.chdir(tmp_path)
     real = reproduce.load_source
-    monkeypatch.setattr(reproduce, "load_source", lambda name, *rest: few if "cifar" in name else real(name, *rest))
+
+    def load(name: str, *rest: Any) -> Source:
+        if name.startswith("text:"):
+            return real("sentences:context=32", rest[0], 4, 0)
+        return few if "cifar" in name else real(name, *rest)
+
+    monkeypatch.setattr(reproduce, "load_source", load)
     shown = call("reproduce", "cobo", "--dry-run")
-    assert "22 runs" in shown.stdout
+    assert "49 runs" in shown.stdout
     assert "no data" not in shown.stdout
     assert list(tmp_path.iterdir()) == []
 
