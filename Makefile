@@ -11,7 +11,7 @@ METHODS := local,fedavg,fedavg-ft,hier-fedavg,ditto,permfl
 BROWSER := command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
 	&& DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || true
 
-.PHONY: run test faults fuzz docs format clean
+.PHONY: run test faults fuzz docs measure format clean
 
 run: $(VENV)/.run
 	$(BIN)/polytier compare $(METHODS) --data digits-sites --split 3:1:1 --steps 20 --rounds 100 --eval-every 5 \
@@ -47,6 +47,10 @@ docs: $(VENV)/.test
 # Fails at every file operation of run folders; takes about an hour
 faults: $(VENV)/.test
 	PYTHONPATH=tests $(BIN)/python -m faults.run_all
+
+# All measurements of docs/performance.md, on an idle machine: half an hour; writes docs/results/bench.json
+measure: $(VENV)/.test
+	$(BIN)/python benchmarks/measure.py
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .

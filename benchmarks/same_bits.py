@@ -56,7 +56,9 @@ SHORT = "--rounds 2 --batch-size 16 --quiet"
 POOL = "--devices 10 --teams 2"  # but data of a user's own name their devices
 METHODS = {  # what each method needs, and what makes it short
     **dict.fromkeys(("permfl", "pfedmt", "sfedhp", "hier-fedavg"), "device_steps=3 team_rounds=2"),
-    **dict.fromkeys(("fedavg", "fedopt", "fedprox", "scaffold", "local", "apfl", "per-fedavg"), "device_steps=3"),
+    **dict.fromkeys(
+        ("fedavg", "fedbn", "fedopt", "fedprox", "scaffold", "local", "apfl", "per-fedavg"), "device_steps=3"
+    ),
     **dict.fromkeys(("fedamp", "heurfedamp", "demlearn"), "device_steps=3"),
     **dict.fromkeys(("mfa-rand", "mfa-rr"), "device_steps=3 --models 2"),
     "al2gd": "steps=6 p_team=0.3 p_server=0.3",

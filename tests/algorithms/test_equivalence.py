@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from polytier import FedAvg, Federation, FedProx, HierFedAvg, PerMFL, PFedMe, PFedMT, Topology, train
+from polytier import FedAvg, FedBN, Federation, FedProx, HierFedAvg, PerMFL, PFedMe, PFedMT, Topology, train
 from polytier.runs.run import Run
 
 
@@ -51,6 +51,13 @@ def test_permfl_with_a_device_a_team_is_pfedme():
     close(a.personal, b.personal, 1e-7)
     moved = (b.row() - b.context.objective.initial).abs().max()
     assert moved > 1e-3  # not two runs that stand still
+
+
+def test_fedbn_without_such_layers_is_fedavg(caplog):
+    a = train(FedBN(0.1, 5), RAGGED, "mclr", rounds=3, device_participation=0.5, **SMALL)
+    b = train(FedAvg(0.1, 5), RAGGED, "mclr", rounds=3, device_participation=0.5, **SMALL)
+    assert torch.equal(a.personal, b.row().expand(len(RAGGED), -1))  # type: ignore[arg-type]
+    assert "FedBN is FedAvg here" in caplog.text
 
 
 def test_fedprox_without_pull_is_fedavg_to_the_bit():

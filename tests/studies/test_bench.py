@@ -20,6 +20,7 @@ from polytier.studies.bench import WORKS as ALL_WORKS
 from polytier.studies.bench_methods import CoBoWork, MFAWork
 from polytier.studies.bench_works import ALPHA, CLASSES, WORKS, HandWritten, Kernels, Work, floats, run_engine
 
+GPT = "gpt:layers=3,width=128"
 TINY = {
     name: replace(
         work,
@@ -30,7 +31,7 @@ TINY = {
         steps=3,
         teams=min(work.teams, 2),
         team_rounds=min(work.team_rounds, 2),
-        model={"dnn:100": "dnn:7", "dnn:500x200": "dnn:7x5"}.get(work.model, work.model),
+        model={"dnn:100": "dnn:7", "dnn:500x200": "dnn:7x5", GPT: "gpt:layers=1,width=8"}.get(work.model, work.model),
     )
     for name, work in WORKS.items()
 }
@@ -61,12 +62,12 @@ def test_contenders_compute_the_same(name, monkeypatch):
     for step in ("ALPHA", "ETA"):  # far enough from the start to tell a step from no step
         monkeypatch.setattr(f"polytier.studies.bench_works.{step}", 0.5)
     work = replace(TINY[name], batches=1)  # one batch holds all samples: no order matters
-    start = torch.cat([p.detach().reshape(1, -1) for p in work.module().parameters()], 1)
+    start = torch.cat([p.detach().reshape(1, -1) for p in work.module().parameters() if p.requires_grad], 1)
     found = global_models(work, rounds=2)
     engine = found.pop("engine")
     assert (engine - start).abs().max() > 1e-2
     bounds = {f"{kind} of {tile}" for kind in ("kernels", "gathered") for tile in (1, 2, 4)}
-    assert set(found) == ({"loop"} if name == "cnn" else {"loop", *bounds})
+    assert set(found) == ({"loop"} if name in ("cnn", "lora") else {"loop", *bounds})
     for model in found.values():
         torch.testing.assert_close(model, engine, atol=1e-4, rtol=0)
 
@@ -126,12 +127,13 @@ def test_loop_and_kernels_walk_through_the_same_batches(name, monkeypatch):
 
 def test_works_are_those_of_the_docs():
     steps = {name: work.device_steps for name, work in WORKS.items()}
-    short = {"round": 40, "teams": 1200}
-    assert steps == {"common": 800, "synthetic": 2000, "dnn": 800, "wide": 400, "permfl": 8000, "cnn": 80, **short}
+    short = {"round": 40, "teams": 1200, "cnn": 80, "lora": 80}
+    assert steps == {"common": 800, "synthetic": 2000, "dnn": 800, "wide": 400, "permfl": 8000, **short}
     sizes = {name: sum(p.numel() for p in work.module().parameters()) for name, work in WORKS.items()}
     assert sizes == {"common": 7850, "synthetic": 610, "dnn": 79510, "wide": 494710, "permfl": 7850, "cnn": 421642} | {
         "round": 7850,
         "teams": 7850,
+        "lora": 631936,
     }
     assert {name: ALL_WORKS[name].device_steps for name in TINY_METHODS} == {"cobo": 15, "cobo80": 159, "mfa": 120}
 

@@ -119,7 +119,7 @@ def announce(loop: Loop) -> None:
     topology, name = loop.context.topology, type(loop.algorithm).__name__
     teams = "".join(f" in {counted(topology.size(t), 'team')}" for t in range(topology.leaf - 1, 0, -1))
     who = f"{name}: {counted(topology.size(topology.leaf), 'device')}{teams}"
-    memory = f"about {size(memory_bytes(loop))} of data and models"
+    memory = f"about {size(memory_bytes(loop))} of memory"
     sizes = Counter(f"{part.objective.dimension:,}" for part in loop.context.parts)
     models = " and ".join(f"{count} x {each}" if count > 1 else each for each, count in sizes.items())
     workers: int = loop.context.engine.workers  # type: ignore[attr-defined]

@@ -297,7 +297,7 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="WORK",
-            help="Some of common, synthetic, dnn, wide, permfl, cnn, round, teams, cobo, cobo80, mfa.",
+            help="Some of common, synthetic, dnn, wide, permfl, cnn, lora, round, teams, cobo, cobo80, mfa.",
             show_default="all",
         ),
     ] = None,

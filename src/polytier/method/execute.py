@@ -101,7 +101,9 @@ def execute(context: Context, call: Call, start: int, end: int) -> Rows:
             raise ValueError(f"{what}; answer one row per node, in the order of the rows given")
     if context.travel.active:
         answer = answered(answer, sent, node, call)
-    answer = map_rows(lambda r: r.cpu(), answer)  # the only point of a tile that waits for an accelerator
+    # the only point of a tile that waits for an accelerator
+    node._write_kept()
+    answer = map_rows(lambda r: r.cpu(), answer)
     if not call.quiet:
         check_finite(node, answer)
     return answer

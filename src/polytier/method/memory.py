@@ -114,15 +114,20 @@ class Memory:
         Returns:
             [n, ...] a copy.
         """
-        found = self._open(RowName(tier, name, field).checked())
+        found = self.find(tier, name, ids, field)
         if found is None:
             return default
+        rows, kept = found
+        return rows if kept.numpy().all() else filled(rows, kept, default)
+
+    def find(self, tier: int, name: str, ids: Tensor, field: str | None = None) -> tuple[Tensor, Tensor] | None:
+        """A copy of the rows [n, ...] of the nodes `ids`, and which of them are kept [n]; None if no node has any."""
+        found = self._open(RowName(tier, name, field).checked())
+        if found is None:
+            return None
         places = consecutive(ids)
         rows = found[0][places].clone() if isinstance(places, slice) else found[0].index_select(0, ids)
-        kept = found[1][places]
-        if kept.numpy().all():
-            return rows
-        return torch.where(kept.reshape(-1, *[1] * (rows.ndim - 1)), rows, default.to(rows.dtype))
+        return rows, found[1][places]
 
     def write(self, tier: int, name: str, ids: Tensor, rows: Tensor, field: str | None = None) -> None:
         """Keep rows [n, ...] of the nodes `ids` [n].
@@ -223,6 +228,11 @@ def name_of_0_1(tier: int, name: str) -> RowName:
 
 
 # -- tensors ------------------------------------------------------------------------------------------
+
+
+def filled(rows: Tensor, kept: Tensor, default: Tensor) -> Tensor:
+    """[n, ...] the rows that are kept, and the default for the others."""
+    return torch.where(kept.reshape(-1, *[1] * (rows.ndim - 1)), rows, default.to(rows.dtype))
 
 
 def consecutive(ids: Tensor) -> Tensor | slice:

@@ -13,6 +13,7 @@ from torch import Tensor
 from polytier._text import schedule
 from polytier.method.call import Clock, Diverged
 from polytier.method.context import Context
+from polytier.method.memory import filled
 from polytier.method.parameters import Step
 from polytier.stack.rows import Rows, as_dict
 from polytier.tree import random
@@ -36,6 +37,7 @@ class Node:
     ) -> None:
         self._context, self.tier, self.ids, self.clock, self.quiet, self.only = context, tier, ids, clock, quiet, only
         self._finite: tuple[Tensor | None, int] = (None, 0)  # the last rows that were found finite, and their version
+        self._pending: dict[str, Tensor] = {}  # rows that are kept and not written yet
 
     # -- the tree and the round ------------------------------------------------------------------
 
@@ -105,7 +107,15 @@ class Node:
         Returns:
             [n, ...]
         """
-        return self._context.memory.read(self.tier, name, self.ids, default.cpu()).to(self.device)
+        if name in self._pending:
+            return self._pending[name]
+        if self.device.type == "cpu":
+            return self._context.memory.read(self.tier, name, self.ids, default)
+        found = self._context.memory.find(self.tier, name, self.ids)  # the default stays where it is
+        if found is None:
+            return default
+        rows, kept = (values.to(self.device, non_blocking=True) for values in found)
+        return filled(rows, kept, default)
 
     def keep(self, /, **rows: Tensor) -> None:
         """Keep rows until they are replaced, in this round and in later ones.
@@ -119,10 +129,20 @@ class Node:
             ValueError: if a name is too long, or rows of another shape were kept under it.
         """
         if not self.quiet:
-            for name, value in rows.items():
-                value = value.cpu()
-                check_finite(self, value)
-                self._context.memory.write(self.tier, name, self.ids, value)
+            self._pending |= rows
+            if self.device.type == "cpu":
+                self._write_kept()
+
+    def _write_kept(self) -> None:
+        """Write what `keep` was given. Rows on an accelerator are written when the program has ended.
+
+        So a program does not wait for the accelerator.
+        """
+        pending, self._pending = self._pending, {}
+        for name, value in pending.items():
+            value = value.cpu()
+            check_finite(self, value)
+            self._context.memory.write(self.tier, name, self.ids, value)
 
     def uniform(self, purpose: str, k: int = 1) -> Tensor:
         """[n, k] random numbers in [0, 1), different for each node, round and call.

@@ -57,8 +57,9 @@ class LoRA(nn.Module):
         base = self.base
         if isinstance(base, nn.Conv2d):
             inner = functional.conv2d(x, self.lora_A, None, base.stride, base.padding, base.dilation)
-            return base(x) + functional.conv2d(inner, self.lora_B) * self.scale
-        return base(x) + functional.linear(functional.linear(x, self.lora_A), self.lora_B) * self.scale
+            return base(x) + functional.conv2d(inner * self.scale, self.lora_B)
+        # the scale is multiplied where there are the fewest numbers
+        return base(x) + functional.linear(functional.linear(x, self.lora_A) * self.scale, self.lora_B)
 
     def merged_weight(self) -> Tensor:
         """The weight of the layer W + alpha / r * B A."""

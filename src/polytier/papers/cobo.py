@@ -152,7 +152,7 @@ READING = (
     "Training and test images are merged and split 10 : 2 at every client; a tenth of the training samples is held "
     "out to choose the round."
 )
-LATER = "The columns of the language models are the item language, at the scale quick."
+LATER = "The columns of the language models are the item language."
 SAMPLED = (
     "CoBo samples pairs with the constant rule 1/n, the paper's primary rule. Its accuracy in Table 2 (74.6) is "
     "closer to that of the mixed rule in Table 1 (74.77) than to that of the constant rule (73.05)."

@@ -1,7 +1,8 @@
 """CoBo's experiment with language models: Section 4.3, the right part of Table 2, and Figure 4.
 
-The paper fine-tunes GPT-2 with LoRA at four clients, one language each. The scale "quick" trains a small model from the
-start at eight clients, two per language.
+The paper fine-tunes GPT-2 with LoRA at four clients, one language each; at the scale "full" the user provides GPT-2 as
+the folder `gpt2` in the current folder. The scale "quick" trains a small model from the start at eight clients, two per
+language.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class Scale:
     temperature: float
     mix_every: int
     tune_steps: int
-    reduced: str
+    train: str = "all"
+    reduced: str = ""
 
 
 QUICK = Scale(
@@ -88,6 +90,29 @@ QUICK = Scale(
     "parameters) with LoRA; 8 clients, two per language, instead of 4; 10,000 bytes per client instead of 800,000 "
     "tokens; contexts of 32 instead of 512; 448 iterations of 8 samples instead of 500 of 200",
 )
+# 589,824 parameters: rank 4 on the four projections of each of the 12 blocks
+LORA = "lora:rank=4,alpha=32,targets=*.c_attn+*.c_proj+*.c_fc"
+FULL = Scale(
+    data="text:context=512,files=ca+de+es+nl,tokens=800000,tokenizer=gpt2",
+    model="hf:gpt2",
+    clients=4,
+    rounds=500,
+    eval_every=64,
+    batch_size=200,
+    seeds=3,
+    lr=0.002,
+    pull=1.0,
+    weight_lr=0.2,
+    temperature=0.1,
+    mix_every=4,
+    tune_steps=50,
+    train=LORA,
+)
+PRETRAINED = (
+    "The folder gpt2 in the current folder holds GPT-2: config.json, model.safetensors, vocab.json and merges.txt. "
+    "LoRA has alpha = 32, which the paper does not give, and no dropout, where the paper has 0.1. The 800,000 tokens "
+    "are taken to be per client."
+)
 READING = (
     "In an iteration every client takes one step of AdamW, whose state it keeps; it is a round, except that the "
     "validation-based method mixes models after every 4 steps. The paper does not give the optimiser, rho, gamma or "
@@ -104,8 +129,8 @@ COUNTED = "Clients better than Local are counted by their perplexity after the l
 
 
 def items(scale: str) -> list[Item]:
-    """The language experiment at the scale "quick"; there is none at "full" yet."""
-    return [Plan(QUICK).item()] if scale == "quick" else []
+    """The language experiment."""
+    return [Plan(QUICK if scale == "quick" else FULL).item()]
 
 
 @dataclass(frozen=True)
@@ -142,6 +167,7 @@ class Plan:
             "algorithm": "cobo" if method.startswith("cobo") else method,
             "data": size.data,
             "model": size.model,
+            "train": size.train,
             "devices": size.clients,
             "split": "8:1:1",
             "optimizer": "adamw:keep",
@@ -175,7 +201,7 @@ class Plan:
             matrices=[Matrix(NAMES[method], runs[method]) for method in LEARNED],
             claims=self.claims(runs),
             reduced=self.size.reduced,
-            notes=(READING, FIXED, COUNTED),
+            notes=(READING, FIXED, COUNTED, *(() if self.size.reduced else (PRETRAINED,))),
             unit="perplexity, or %",
             margin=2,
         )
@@ -191,19 +217,11 @@ class Plan:
         for method in LEARNED:
             text = f"Catalan gives Spanish more weight than German and Dutch ({NAMES[method]})"
             found.append(Claim(text, (runs[method],), prefers("ca", "es")))
-        pair = [NAMES[method] for method in ("cobo", "cobo-fixed")]
-        found += [
-            Claim(
-                "Not in the paper: learned weights lower the perplexity",
-                (runs["cobo"], runs["cobo-fixed"]),
-                lowest(pair),
-            ),
-            Claim(
-                f"Not in the paper: weights for the same language are above {ALIKE}, all others below {UNLIKE}",
-                (runs["cobo"],),
-                same_language,
-            ),
-        ]
+        pair, text = ("cobo", "cobo-fixed"), "Not in the paper: learned weights lower the perplexity"
+        found.append(Claim(text, tuple(runs[m] for m in pair), lowest([NAMES[m] for m in pair])))
+        if self.size.clients > 4:  # several per language
+            text = f"Not in the paper: weights for the same language are above {ALIKE}, all others below {UNLIKE}"
+            found.append(Claim(text, (runs["cobo"],), same_language))
         return found
 
 
@@ -274,8 +292,8 @@ def same_language(finished: Finished) -> tuple[bool, str]:
     for weights in map(chosen_weights, finished[0]):
         named, w = languages(weights), weights.dense()
         pairs = [(i, j) for i in range(len(named)) for j in range(len(named)) if i != j]
-        least.append(min(w[i, j] for i, j in pairs if named[i] == named[j]))
-        most.append(max(w[i, j] for i, j in pairs if named[i] != named[j]))
+        least.append(float(min(w[i, j] for i, j in pairs if named[i] == named[j])))
+        most.append(float(max(w[i, j] for i, j in pairs if named[i] != named[j])))
     words = "; ".join(f"{a:.2f} and {b:.2f}" for a, b in zip(least, most, strict=True))
     return min(least) > ALIKE and max(most) < UNLIKE, f"lowest and highest by seed: {words}"
 

@@ -30,11 +30,13 @@ from polytier.tree.participation import Participation
 from polytier.tree.topology import Topology
 
 TIMED = 3  # steps
+PROCESS = 250 << 20  # bytes that Python, torch and this package take in every process
 
 
 def memory_bytes(loop: Loop) -> int:
-    """Bytes of the data, of one model per node and the frozen parameters, and of what the gradients of a tile take."""
-    return sum(sum(memory_of(loop, context).values()) for context in loop.context.parts)
+    """Bytes of the processes, the data, one model per node, frozen parameters, and the gradients of a tile."""
+    processes = 1 + engine_of(loop.context).workers * (engine_of(loop.context).workers > 1)
+    return PROCESS * processes + sum(sum(memory_of(loop, context).values()) for context in loop.context.parts)
 
 
 def memory_of(loop: Loop, context: Context) -> dict[str, int]:

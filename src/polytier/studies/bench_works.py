@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from polytier.algorithms.fedavg import FedAvg
 from polytier.algorithms.permfl import PerMFL
 from polytier.data.federation import Federation
 from polytier.method.algorithm import Algorithm
+from polytier.models.trainable import Trainable
 from polytier.models.zoo import make_model
 from polytier.runs.loop import Loop, make_loop
 
@@ -106,6 +108,45 @@ class Work:
         return {name: Kernels(self, inputs, targets, name == "gathered") for name in ("kernels", "gathered")}
 
 
+@dataclass(frozen=True)
+class TextWork(Work):
+    """FedAvg on random tokens; what trains is LoRA."""
+
+    vocabulary: int = 64
+    train: str = "lora:rank=4,alpha=32"
+
+    @property
+    def has_kernels(self) -> bool:
+        """No: attention is not a product over a stack."""
+        return False
+
+    def described(self) -> str:
+        """The method and its sizes, as text."""
+        return f"{super().described()} of tokens, {self.train}"
+
+    def module(self) -> nn.Module:
+        """A new model with the initial parameters; those that are frozen need no gradient."""
+        return Trainable.parse(self.train).apply(make_model(self.model, self.inputs, self.vocabulary, 0))
+
+    def data(self) -> tuple[np.ndarray, np.ndarray]:
+        """x and y [devices, samples, T]: token ids, and the next token at each place."""
+        shape = (self.devices, self.batches * self.batch, self.inputs[0] + 1)
+        ids = np.random.default_rng(0).integers(0, self.vocabulary, shape)
+        return ids[..., :-1], ids[..., 1:]
+
+    def federation(self, x: np.ndarray, y: np.ndarray) -> Federation:
+        """The data as a federation."""
+        n, samples, length = y.shape
+        owner, flat = np.repeat(np.arange(n), samples), (n * samples, length)
+        tokens = {"shares": (1, 0, 0), "num_classes": self.vocabulary}
+        return Federation.from_arrays(x.reshape(flat), y.reshape(flat), owner, **tokens)
+
+    def engine(self, federation: Federation, workers: int) -> Loop:
+        """The run that the engine computes."""
+        settings: dict[str, Any] = {"batch_size": self.batch, "workers": workers, "train": self.train}
+        return make_loop(self.algorithm, federation, self.model, **settings)
+
+
 WORKS = {
     "common": Work("mclr", (784,), devices=40, batch=32),
     "synthetic": Work("mclr", (60,), devices=100, batch=32),
@@ -113,6 +154,7 @@ WORKS = {
     "wide": Work("dnn:500x200", (784,), devices=20, batch=20),
     "permfl": Work("mclr", (1, 28, 28), devices=40, batch=124, batches=10, teams=4, team_rounds=10),
     "cnn": Work("cnn-fmnist", (1, 28, 28), devices=8, batch=32, batches=10, steps=10),
+    "lora": TextWork("gpt:layers=3,width=128", (32,), devices=8, batch=4, batches=10, steps=10),
     "round": Work("mclr", (784,), devices=40, batch=32, steps=1),
     "teams": Work("mclr", (1, 28, 28), devices=40, batch=124, batches=10, steps=1, teams=4, team_rounds=30),
 }
@@ -176,8 +218,8 @@ class HandWritten:
     def device(self, c: int, start: State, pull: float = 0.0) -> State:
         """The local steps of device c, with a pull towards `start`."""
         work, model = self.work, self.model
-        model.load_state_dict(start)
-        optimizer = torch.optim.SGD(model.parameters(), lr=ALPHA)
+        model.load_state_dict(start, strict=False)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=ALPHA)
         order = torch.randperm(self.x.shape[1])
         for s in range(work.steps):
             k = s % work.batches
@@ -185,7 +227,8 @@ class HandWritten:
                 order = torch.randperm(self.x.shape[1])
             i = order[k * work.batch : (k + 1) * work.batch]
             optimizer.zero_grad()
-            self.criterion(model(self.x[c, i]), self.y[c, i]).backward()
+            outputs, targets = model(self.x[c, i]), self.y[c, i]
+            self.criterion(outputs if targets.ndim == 1 else outputs.flatten(0, 1), targets.flatten()).backward()
             if pull:
                 with torch.no_grad():
                     for name, p in model.named_parameters():
@@ -196,8 +239,8 @@ class HandWritten:
 
 
 def copied(model: nn.Module) -> State:
-    """A copy of the model's state."""
-    return {k: v.clone() for k, v in model.state_dict().items()}
+    """A copy of those parameters of the model that train."""
+    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
 
 
 def mean(states: list[State]) -> State:
