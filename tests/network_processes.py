@@ -23,7 +23,7 @@ from polytier.runs.job import Job, settle
 
 SECONDS = 90.0  # until a test gives up
 CONTEXT = multiprocessing.get_context("forkserver")  # its processes start without importing torch again
-CONTEXT.set_forkserver_preload(["polytier.cli.main", "polytier.runs.serve", "torch.fx.experimental.symbolic_shapes"])
+CONTEXT.set_forkserver_preload(["polytier.cli.main", "polytier.runs.join", "torch.fx.experimental.symbolic_shapes"])
 
 
 def command(folder: str, log: str, words: tuple[str, ...]) -> None:

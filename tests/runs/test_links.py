@@ -48,7 +48,7 @@ def hub(keys) -> Iterator[WebSocketHub]:
 
 
 def dial(hub: WebSocketHub, keys: Path) -> Any:
-    quiet: Any = {"compression": None, "proxy": None}
+    quiet: Any = {"compression": None, "proxy": None, "open_timeout": 60}
     return connect(f"wss://{hub.address}/", ssl=tls(keys, listens=False), **quiet)
 
 

@@ -21,10 +21,11 @@ from polytier import PerMFL, Run, Topology
 from polytier.engines.network.absences import read_absences
 from polytier.engines.network.keys import enrol, make_authority
 from polytier.runs.job import settle
+from polytier.runs.join import run_devices, run_team
 from polytier.runs.load import load_run
 from polytier.runs.loop import make_loop
 from polytier.runs.replay import read_status, replay_run
-from polytier.runs.serve import run_devices, run_server, run_team
+from polytier.runs.serve import run_server
 
 TEAMS = {"t0": ["d0", "d2"], "t1": ["d1", "d3"]}
 PERMFL: dict[str, Any] = {"algorithm": "permfl", "set": {"device_steps": 2, "team_rounds": 2}}

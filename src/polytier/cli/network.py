@@ -146,22 +146,23 @@ def serve(
     if (job is None) == (team is None):
         raise ValueError("give JOB.toml for the server, or --team NAME --parent HOST:PORT for a team")
     loading_torch(quiet)
-    from polytier.runs import serve as program
-
     if team is not None:
+        from polytier.runs.join import run_team
+
         if parent is None:
             raise ValueError("--parent is missing: HOST:PORT at which the parent of this team listens")
-        text = program.run_team(team, parent, listen, keys, state or Path("state") / team, announce, trust)
+        text = run_team(team, parent, listen, keys, state or Path("state") / team, announce, trust)
         say(f"polytier: the run is over: {text}")
         return
     assert job is not None
     from polytier.runs.job import read_job
+    from polytier.runs.serve import run_server
 
     read = read_job(job)
     check_code(read.spec.values(), job, trust)
     folder = out or Path("runs") / job.stem
     with Interrupt() as interrupt:
-        program.run_server(read, listen, keys, folder, announce, interrupt)
+        run_server(read, listen, keys, folder, announce, interrupt)
     print(folder)
 
 
@@ -196,7 +197,7 @@ def join(
         if not files:
             raise ValueError(f"{names} has no names; write one per line")
     loading_torch(quiet)
-    from polytier.runs.serve import run_devices
+    from polytier.runs.join import run_devices
 
     own = name or data.name
     place = keys or Path("federation") / f"device-{own}"

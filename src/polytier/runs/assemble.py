@@ -384,8 +384,10 @@ def make_objective(
         share=named,
     )
     batches = Batches(federation, spec.seed, objective.dtype, spec.on, bool(objective.dropouts))
-    check_dropout(objective.module, batches.example())
-    if tried is not None:
+    samples = len(federation.x) > 0  # the server of a network has none: its job was checked on made-up ones
+    if samples:
+        check_dropout(objective.module, batches.example())
+    if tried is not None and samples:
         try_loss_and_metrics(objective, batches, tried)
     if spec.batching is None:
         few = torch.arange(min(8, len(federation)))

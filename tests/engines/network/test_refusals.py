@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from network_tree import Tree, data
@@ -177,7 +177,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary(max_size=400), st.integers(0, 1 << 20))
 def test_any_bytes_are_refused_and_nothing_else_happens(data, length):
     for each in (data, length.to_bytes(8, "little") + data, len(data).to_bytes(8, "little") + data):
@@ -185,7 +185,7 @@ def test_any_bytes_are_refused_and_nothing_else_happens(data, length):
             decode(each, LARGEST)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     key=st.sampled_from([*("node", "scope", "tier", "number", "heard", "method", "chain"), "round", "call", "rows"]),
     value=JSON,
@@ -200,7 +200,7 @@ def test_any_value_of_a_fact_is_refused_or_answered(tree, key, value):
     assert answer.kind in ("answer", "absent", "failed")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_damage_of_a_message_is_refused_or_answered(tree, data):
     node = tree.nodes["device/d0"]

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-Handler = Callable[[bytes], bytes | None]  # what a node does with a message of its parent: its answer, or None
+Handler = Callable[[bytes], bytes | None]  # a node's answer to a message of its parent; None: its process ended
 
 
 class Hub(Protocol):
@@ -85,7 +85,7 @@ class InMemory:
         if answer is not None and self.lose(address, answer):
             self._late.append((address, answer))
             return None
-        return None if answer is None else (address, answer)
+        return address, answer
 
     def forget(self, link: str, why: str) -> None:
         self.children.pop(link, None)
