@@ -188,7 +188,7 @@ class Search:
             search.start = search.first(quick_smoothness(context))
             each = gradients(loop.algorithm, len(search.tiers))
             work = context.objective.dimension * len(federation) * each
-        rounds = min(spec.rounds, max(1, MOST_GRADIENTS // each), MOST_WORK // work)
+        rounds = min(max(1, MOST_GRADIENTS // each), MOST_WORK // work)  # not those of the run, which may be extended
         search.spec = search.spec.replace(rounds=max(1, rounds))
         if not rounds or federation.x.nbytes > MOST_BYTES:
             search.no_search = "a search would take long"
