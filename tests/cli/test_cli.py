@@ -19,6 +19,7 @@ import torch
 import polytier
 from commands import QUICK, SMALL, call, own_file, rows_of
 from polytier import Run, build_federation
+from polytier.runs.defaults import settings
 from polytier.runs.read_files import read_history, read_summary
 
 LONG = ("--rounds", "5", "--devices", "24", "--set", "device_steps=60")  # the test kills it before it ends
@@ -88,7 +89,7 @@ def test_run_alone_is_permfl_on_digits(tmp_path):
     assert "per round" in result.stderr
     config = tomllib.loads((tmp_path / "runs" / "permfl-digits-0-1" / "config.toml").read_text())
     assert (config["data"], config["model"], config["partition"]) == ("digits", "mclr", "labels:2")
-    assert config["set"]["device_pull"] == 0.5
+    assert config["set"]["device_pull"] == settings("permfl", "digits", "mclr")["device_pull"][0]
     assert config["versions"].keys() == {"polytier", "torch", "numpy", "python"}
 
 

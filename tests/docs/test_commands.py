@@ -270,7 +270,7 @@ def _conditions(said):
 
 @README.of("bench common")
 def _bench(said):
-    assert re.search(r"^work +engine .* loop +kernels .*engine / loop", said, re.MULTILINE)
+    assert re.search(r"^work +engine .* loop +kernels .*/ loop", said, re.MULTILINE)
     assert re.search(r"^common .*\d", said, re.MULTILINE)
 
 

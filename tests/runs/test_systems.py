@@ -56,6 +56,8 @@ def test_sparse_models_save_traffic():
     """The same bits by a codec that leaves zeros out, in fewer bytes."""
     short = ("--devices", "6", "--teams", "2", "--set", "team_rounds=4", "--rounds", 2, "--quiet")
     strong = ("--set", "device_sparsity=0.5", "--set", "team_sparsity=0.5", "--set", "smoothing=0.02")
+    strong += ("--set", "device_lr=0.05", "--set", "team_lr=0.05", "--set", "server_lr=1.0")
+    strong += ("--set", "device_pull=25", "--set", "team_pull=25")
     for codec in ("float32", "sparse"):
         call("run", "sfedhp", *short, *strong, "--codec", codec, "--out", codec)
     dense, sparse = (json.loads(Path(codec, "summary.json").read_text()) for codec in ("float32", "sparse"))

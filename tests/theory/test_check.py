@@ -332,8 +332,9 @@ def found(*args: object) -> Any:
     return json.loads(call("check", *args, "--json").stdout)
 
 
-def test_defaults_are_stable_and_run_without_a_word(tmp_path):
-    report = found(*DIGITS)[0]
+def test_defaults_run_without_a_word_and_the_papers_steps_are_stable(tmp_path):
+    paper = ("device_lr=0.01", "team_lr=0.03", "server_lr=0.6", "device_pull=0.5", "team_pull=1.5")
+    report = found(*DIGITS, *(word for field in paper for word in ("--set", field)))[0]
     assert report["verdict"] == STABLE
     assert report["curvature"]["kind"] == "exact"
     result = call("run", *DIGITS, "--rounds", 1, "--out", tmp_path / "run")

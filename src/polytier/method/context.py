@@ -87,7 +87,7 @@ class Context:
     population: Population = field(default=None, repr=False)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        if self.travel is None:
+        if self.travel is None and self.objective is not None:
             self.travel = Travel.of(self.objective)
         if self.population is None and self.batches is not None:
             self.population = self.batches.federation.population

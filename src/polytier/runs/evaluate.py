@@ -199,7 +199,7 @@ def measure_split(
     Sums are computed for all devices at once, and a chunk of samples is read once for all models. Metrics per device
     need the outputs of all samples, so these are kept for one model at a time and at most `devices_at_once` devices.
     """
-    if not any(metric.per == "device" for metric in local._context.metrics) and not large_output(local._context):
+    if not any(metric.per == "device" for metric in local._context.metrics) and not large_output(local, split):
         return measure_rows(algorithm, models, split, local, statistics)
     answers: dict[str, list[Tensor]] = {name: [] for name in models}
     for name, model in models.items():
@@ -222,23 +222,26 @@ def devices_at_once(algorithm: Algorithm, model: Tensor, split: str, local: Loca
     alone = LocalProblem(local._context, local.tier, local.ids[largest : largest + 1], local.clock, quiet=True)
     (group,) = local._context.batches.whole(alone.rows, split, 1).groups
     outputs = algorithm.predict(model[largest : largest + 1], alone, group.x)
-    held = samples if any(metric.per == "device" for metric in local._context.metrics) else chunk_of(local._context)
+    held = samples if any(metric.per == "device" for metric in local._context.metrics) else chunk_of(local, split)
     return max(1, HELD // (held * outputs.numel() * outputs.element_size()))
 
 
-def large_output(context: Context) -> int:
+def large_output(local: LocalProblem, split: str) -> int:
     """The bytes of a sample's outputs if they are many, as those of a language model with many tokens; else 0."""
-    objective = context.objective
+    objective = local._context.objective
     if objective.output_bytes is None:
+        groups = local._context.batches.whole(local.rows, split, 1).groups
+        if not groups:
+            return 0  # these devices have no samples
         with torch.no_grad():
-            outputs = objective.apply(objective.initial.to(objective.device), context.batches.example())
+            outputs = objective.apply(objective.initial.to(objective.device), groups[0].x[0])
         objective.output_bytes = outputs.numel() * outputs.element_size()
     return objective.output_bytes if objective.output_bytes > LARGE else 0
 
 
-def chunk_of(context: Context) -> int:
+def chunk_of(local: LocalProblem, split: str) -> int:
     """Samples per device in one forward pass."""
-    large = large_output(context)
+    large = large_output(local, split)
     return max(1, min(CHUNK, HELD // large)) if large else CHUNK
 
 
@@ -257,7 +260,7 @@ def measure_rows(
     total = {name: torch.zeros(len(local.ids), 1 + len(sampled) + 2 * by_token, dtype=torch.float64) for name in models}
     held = {name: [Held() for _ in local.ids] if of_device else [] for name in models}
     start, end = (b[local.rows] for b in context.batches.federation.span(split))
-    chunk = chunk_of(context)
+    chunk = chunk_of(local, split)
     for part in range(-(-int((end - start).max()) // chunk)):
         for group in context.batches.whole(local.rows, split, chunk, part).groups:
             some = LocalProblem(context, local.tier, local.ids[group.rows], local.clock, quiet=True)

@@ -49,7 +49,7 @@ PULLS: dict[type[Algorithm], dict[str, float]] = {
     PFedMe: {"device_pull": 1.0},
 }
 FACTOR, MOVES = 3.0, 3  # a field is raised or lowered by this factor, at most so many times
-MOST_RUNS, MOST_GRADIENTS = 12, 1000  # candidates, and gradients of a device in each
+MOST_RUNS, MOST_ROUNDS, MOST_GRADIENTS = 12, 50, 1000  # candidates; rounds, and gradients of a device, in each
 MOST_WORK, MOST_BYTES = 1 << 28, 1 << 28  # parameters x devices x gradients of a candidate; samples: beyond, no search
 UNEVEN = 100  # features whose standard deviations differ by this factor need scaling
 
@@ -188,7 +188,8 @@ class Search:
             search.start = search.first(quick_smoothness(context))
             each = gradients(loop.algorithm, len(search.tiers))
             work = context.objective.dimension * len(federation) * each
-        rounds = min(max(1, MOST_GRADIENTS // each), MOST_WORK // work)  # not those of the run, which may be extended
+        # not the rounds of the run, which may be extended
+        rounds = min(MOST_ROUNDS, max(1, MOST_GRADIENTS // each), MOST_WORK // work)
         search.spec = search.spec.replace(rounds=max(1, rounds))
         if not rounds or federation.x.nbytes > MOST_BYTES:
             search.no_search = "a search would take long"

@@ -9,6 +9,7 @@ run then goes back to its last snapshot.
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import logging
 import os
@@ -300,9 +301,11 @@ def start_here(ray: Any, workers: int | None) -> None:
 
 
 def disconnect(ray: Any) -> None:
+    """Leave Ray. It leaves files open, which are closed here, with warnings that users cannot avoid."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ray.shutdown()
+        gc.collect()
 
 
 def check_address(address: str) -> None:
