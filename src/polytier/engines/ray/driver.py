@@ -265,6 +265,7 @@ def connect(address: str, workers: int | None) -> tuple[Any, bool]:
             if not address:
                 raise OSError(f"Ray does not start on this machine: {first_line(error)}") from None
             raise ValueError(f"no Ray cluster answers at {address!r} ({first_line(error)}); {advice}") from None
+        gc.collect()  # closes files that Ray leaves open, while warnings about them are off
     return ray, True
 
 
@@ -301,11 +302,9 @@ def start_here(ray: Any, workers: int | None) -> None:
 
 
 def disconnect(ray: Any) -> None:
-    """Leave Ray. It leaves files open, which are closed here, with warnings that users cannot avoid."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ray.shutdown()
-        gc.collect()
 
 
 def check_address(address: str) -> None:
