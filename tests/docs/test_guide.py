@@ -201,7 +201,7 @@ def test_commands_within_sentences_exist_with_their_flags(page):
         program, *args = words(line.replace("'", ""))
         if program in NOT_RUN or not args:
             continue
-        command = args[:2] if args[0] == "data" else args[:1]
+        command = args[:2] if args[0] in ("data", "federation") else args[:1]
         if not command[0].startswith("-") and command[0].isalpha():
             said = help_of(*command)
             for flag in (arg.partition("=")[0] for arg in args if re.match(r"--?[a-z]", arg)):
