@@ -360,19 +360,24 @@ def run_setting(tree: Tree, name: str, commands: list[list[str]], rev: Path) -> 
 
 
 def with_fields(words: list[str], methods: dict[str, dict[str, float]]) -> list[str]:
-    """A command line that names the defaults of a method; later words win."""
+    """A command line that names the defaults of the fields of a method that it does not set."""
     command, method, *more = words
     if command != "run" or method not in methods:
         return words
     fields = methods["fedavg" if method.startswith("mfa") else method]  # the methods of several models are FedAvg
-    return [command, method, *chain.from_iterable(("--set", f"{k}={v}") for k, v in fields.items()), *more]
+    given = {re.split("[.=]", word)[0] for word in more}  # FIELD=VALUE and FIELD.TIER=VALUE
+    free = {name: value for name, value in fields.items() if name not in given}
+    return [command, method, *chain.from_iterable(("--set", f"{k}={v}") for k, v in free.items()), *more]
 
 
 def compare_bits(rev: Tree, here: Tree, settings: dict[str, list[list[str]]], jobs: int) -> bool:
     """Whether all settings are equal."""
-    different = 0
+    same = different = 0
     with ThreadPoolExecutor(jobs) as executor:
         for name, commands in settings.items():
+            if name.startswith("method/") and name.removeprefix("method/") not in rev.methods:
+                print(f"new here   {name}")
+                continue
             started, trees = time.perf_counter(), (rev, here)
             commands = [with_fields(words, rev.methods) for words in commands]
             old, new = executor.map(run_setting, trees, [name] * 2, [commands] * 2, [rev.root] * 2)
@@ -386,8 +391,8 @@ def compare_bits(rev: Tree, here: Tree, settings: dict[str, list[list[str]]], jo
             print(f"{'DIFFERENT' if found else 'same':9}  {name}  ({time.perf_counter() - started:.1f} s)", flush=True)
             more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
             print(*(f"    {text}\n" for text in [*found[:SHOWN], *more]), sep="", end="")
-            different += bool(found)
-    print(f"{len(settings) - different} settings are the same, {different} differ")
+            different, same = different + bool(found), same + (not found)
+    print(f"{same} settings are the same, {different} differ")
     return not different
 
 
