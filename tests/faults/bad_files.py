@@ -83,7 +83,6 @@ ARRAYS: dict[str, dict[str, Any]] = {
     "y-scalar": {"y": np.int64(1)},
     **{f"y-{word}": {"y": np.where(ROW == 3, v, 1.0)} for word, v in {"nan": np.nan, "inf": np.inf}.items()},
     "y-too-large": {"y": np.where(ROW == 3, 1e300, 1.0)},
-    "y-numbers-for-classes": {"y": ROW + 0.5},
     **{f"y-{n}-rows": {"y": np.zeros(n, int)} for n in (1, 11, 13)},
     **{f"device-{n}-rows": {"device": np.zeros(n, int)} for n in (0, 1, 11, 13)},
     "device-floats": {"device": NAMES.astype(float)},
@@ -118,7 +117,7 @@ ARRAYS: dict[str, dict[str, Any]] = {
     **{f"cluster-{n}-rows": {"cluster": np.zeros(n, int)} for n in (0, 1, 11, 13)},
 }
 # these can be packed: a model of one's own may take them
-FOR_OWN_MODELS = ("y-numbers-for-classes", "y-2-columns", "y-3-axes", "y-bool-2-columns")
+FOR_OWN_MODELS = ("y-2-columns", "y-3-axes", "y-bool-2-columns")
 FOR_OWN_MODELS += ("x-uint64", "x-int64", "x-uint16", "x-bool", "x-bool_")
 GOOD_ZIP = "four.npz"  # a good file with four devices
 CUTS = tuple(range(0, 900, 30))  # of a good file, so many bytes are left
