@@ -142,6 +142,8 @@ class Batches:
         """Update the order of these devices' training samples. It depends on the device and the epoch only."""
         starts, samples = self.federation.training
         size = samples[rows]
+        if int(size.max(initial=0)) < 2:
+            return  # one sample has one order
         epoch = round_ // (1 + size // RESHUFFLE)
         stale = self.stamp[rows] != epoch
         if not stale.all():
@@ -245,11 +247,13 @@ class Layout:
     """Where the mini-batches of some devices are; it is the same for all walks of these devices.
 
     batches | [n] number of mini-batches of each device
+    same    | whether each device has one mini-batch only, so that all batches of a walk are the same
     groups  | the devices of each padded width: which rows, the width, and [r, 1] each: the first training sample, the
               number of samples, the batch size, the number of batches; and whether all batches are full
     """
 
     batches: np.ndarray
+    same: bool
     groups: list[tuple[Tensor | slice, int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, bool]]
 
     @classmethod
@@ -262,7 +266,7 @@ class Layout:
             start, own, its, number = (values[some, None] for values in (starts, samples, size, batches))
             full = bool((own % its == 0).all() and (its == width).all())
             groups.append((which, width, start, own, its, number, full))
-        return cls(batches, groups)
+        return cls(batches, bool((batches <= 1).all()), groups)
 
 
 class Walk:
@@ -275,12 +279,18 @@ class Walk:
     def __init__(self, batches: Batches, layout: Layout, drawn: np.ndarray, stream: str) -> None:
         self.batches, self.layout, self.drawn, self.stream = batches, layout, drawn, stream
         self.num_rows = len(drawn)
-        self.first = (random.uniform(drawn, 1)[:, 0] * layout.batches).astype(np.int64)
+        self.same = layout.same and not batches.keyed
+        self.first = np.zeros_like(layout.batches)
+        if not self.same:
+            self.first = (random.uniform(drawn, 1)[:, 0] * layout.batches).astype(np.int64)
         self.step, self.prepared_from = 0, 0
+        self.last: Batch | None = None
         self.prepared: list[list[tuple[Any, ...]]] = []  # by group and step: indices, targets, weights, keys
 
     def next(self) -> Batch:
         """The next mini-batch of each device."""
+        if self.same and self.last is not None:
+            return self.last
         k = self.step - self.prepared_from
         if not self.prepared or k == len(self.prepared[0]):
             usual = self.batches.usual_steps.get(self.stream, 0)
@@ -289,7 +299,8 @@ class Walk:
         self.step += 1
         self.batches.usual_steps[self.stream] = self.step
         groups = [self.batches.group(g[0], *of[k]) for g, of in zip(self.layout.groups, self.prepared, strict=True)]
-        return Batch(groups, self.num_rows)
+        self.last = Batch(groups, self.num_rows) if self.same else None
+        return self.last or Batch(groups, self.num_rows)
 
     def prepare(self, num_steps: int) -> None:
         """Compute indices, targets, weights and keys of the next steps at once."""

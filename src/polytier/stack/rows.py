@@ -66,8 +66,10 @@ def unpack(prefix: str, tensors: Mapping[str, Tensor]) -> Rows:
 
 
 def cat_rows(pieces: Sequence[Rows]) -> Rows:
-    """Concatenate rows with the same fields along the first axis."""
+    """Concatenate rows with the same fields along the first axis; a single piece is copied only if it has gaps."""
     first = pieces[0]
+    if len(pieces) == 1:
+        return map_rows(Tensor.contiguous, first)
     if isinstance(first, dict):
         return {k: torch.cat([as_dict(p)[k] for p in pieces]) for k in first}
     return torch.cat([p for p in pieces if isinstance(p, Tensor)])

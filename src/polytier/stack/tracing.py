@@ -124,7 +124,7 @@ class Record(TorchDispatchMode):
         """The node that gave a tensor; if none did, a new constant. Other values are returned as they are."""
         if isinstance(value, Tensor) and id(value) not in self.nodes:
             name = f"constant_{len(vars(self.constants))}"
-            setattr(self.constants, name, value)
+            setattr(self.constants, name, value.detach() if value.requires_grad else value)
             self.know(value, self.graph.create_node("get_attr", name))
         return self.nodes[id(value)] if isinstance(value, Tensor) else value
 

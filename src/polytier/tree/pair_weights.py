@@ -141,6 +141,7 @@ def weighted_differences(state: Weights, x: Tensor, present: Tensor) -> Tensor:
     more = state["weights"][both] - state["base"][i]
     total = m * base + torch.zeros(m, dtype=more.dtype).index_add_(0, place[i], more).unsqueeze(1)
     times = by_pairs(place[i], place[k], more, m)
+    base = base[:1] if bool((base == base[0]).all()) else base
     result, width = torch.empty_like(x), max(1, CACHED // m)
     for columns, part in zip(x.split(width, 1), result.split(width, 1), strict=True):
         y = columns - columns.mean(0)  # the differences are the same, with smaller rounding errors
