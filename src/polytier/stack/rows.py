@@ -169,10 +169,11 @@ class Sums:
             raise ValueError(f"the answers have no weight {weight!r}; there are {there}; answer it as a field [n]")
         total = self.totals[weight]
         some = total > 0
+        everyone = bool(some.numpy().all())
 
         def divide(rows: Tensor, instead: Tensor | None) -> Tensor:
             shape = (-1, *[1] * (rows.ndim - 1))
-            if some.all():
+            if everyone:
                 return rows / total.reshape(shape).to(rows.dtype)
             if instead is None:
                 raise ValueError(
@@ -279,7 +280,7 @@ def fold(rows: Rows, shares: Tensor, blocks: Tensor, num: int | None = None, tot
 
 def add_rows(sums: Tensor, places: Tensor, rows: Tensor, weight: Tensor | None = None) -> None:
     """Add rows [k, ...], in order and multiplied by their weights [k], to `sums` at `places` [k], in place."""
-    if rows[:1].numel() >= LARGE:  # needs no copy of the rows and takes less than half the time
+    if rows.numel() >= LARGE * len(places):  # needs no copy of the rows and takes less than half the time
         weights = [1] * len(rows) if weight is None else weight.tolist()
         for place, row, alpha in zip(places.tolist(), rows, weights, strict=True):
             sums[place].add_(row, alpha=alpha)
