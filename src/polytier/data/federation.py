@@ -243,6 +243,11 @@ class Federation:
         # a copy: the bounds may move to shared memory, for worker processes, while others use this federation
         return self.bounds[:, 0].numpy().copy(), self.samples.numpy()
 
+    @cached_property
+    def layouts(self) -> dict[tuple[bytes, int | bytes], Any]:
+        """What the mini-batches of the same devices have in common, kept here by `polytier.data.batches`."""
+        return {}
+
     @property
     def is_tokens(self) -> bool:
         """Whether inputs are sequences of token ids [N, T], each of which has a target."""
