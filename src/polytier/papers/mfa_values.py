@@ -16,7 +16,7 @@ from typing import Any
 
 from polytier.papers.plan import Points, Reading
 from polytier.papers.run_values import percent
-from polytier.runs.read import RunRecord
+from polytier.papers.stored_runs import open_run
 
 Finished = Sequence[Sequence[Path]]  # for each run, the folders of its finished seeds
 NO_DIFFERENCE = 0.05  # smaller differences of log10(F - F*) are ignored
@@ -40,7 +40,7 @@ def optimum() -> float:
 
 def gaps(folder: Path) -> dict[int, list[float]]:
     """log10(F - F*) of every model, by evaluated round."""
-    records = (r for r in RunRecord(folder).history if "models" in r)
+    records = (r for r in open_run(folder).history if "models" in r)
     return {
         r["round"]: [log10(m["global"]["train"]["loss"] - optimum()) for m in r["models"].values()] for r in records
     }
@@ -96,7 +96,7 @@ def figure(figures: dict[str, Any], split: str) -> float:
 
 def judged(folder: Path, split: str) -> list[dict[str, Any]]:
     """The records of rounds that were evaluated on a split."""
-    return [r for r in RunRecord(folder).history if split in r.get("global", {})]
+    return [r for r in open_run(folder).history if split in r.get("global", {})]
 
 
 def rounds_together(folders: Sequence[Path], split: str) -> tuple[int, int | None, int]:
@@ -144,7 +144,7 @@ def gain_by_models(split: str) -> Callable[[Sequence[Path]], Points]:
 
 def mean_gains(split: str, finished: Finished) -> tuple[list[int], list[float | None]]:
     """M, and the mean gain over seeds; None where a seed did not reach its targets."""
-    runs = [{(RunRecord(folder).summary or {}).get("seed"): folder for folder in folders} for folders in finished]
+    runs = [{(open_run(folder).summary or {}).get("seed"): folder for folder in folders} for folders in finished]
     shared = [seed for seed in runs[0] if all(seed in run for run in runs)]
     seeds = [gain_by_models(split)([run[seed] for run in runs]) for seed in shared]
     columns = list(zip(*(gains for _, gains in seeds), strict=True))

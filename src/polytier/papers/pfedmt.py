@@ -6,7 +6,7 @@ from typing import Any
 
 from polytier.papers.claims import ahead, rising, settled
 from polytier.papers.permfl import FIELDS as OTHERS
-from polytier.papers.permfl import KINDS, NAMES, SOURCES, STEP, chart, differs, model_name, model_of
+from polytier.papers.permfl import KINDS, NAMES, SOURCES, STEP, chart, differs, label_row, model_name, model_of
 from polytier.papers.plan import Chart, Claim, Item, PlannedRun, Row
 from polytier.papers.run_values import pooled
 
@@ -108,6 +108,7 @@ def table(quick: bool, at: int) -> Item:
         for data, model in places
         for method, kind in TABLE1[model]
     ]
+    rows.append(label_row(("Synthetic", "-"), make(quick, "pfedmt", "Synthetic", "MCLR")))
     return Item(
         f"table1-{ROUNDS[at]}",
         f"pFedMT and other methods, T = {ROUNDS[at]}",

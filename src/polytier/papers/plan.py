@@ -7,7 +7,8 @@ seeds; "quick" is a smaller version of the same tables and figures that takes mi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +123,27 @@ class Item:
         users = (*self.rows, *(curve for chart in self.charts for curve in chart.curves), *self.claims)
         found = {run.name: run for user in users for run in user.runs} | {m.run.name: m.run for m in self.matrices}
         return list(found.values())
+
+    def only(self, patterns: Sequence[str]) -> Item:
+        """The item with those rows, curves, matrices and claims whose runs all match one of the patterns.
+
+        A pattern is compared with the names of runs, METHOD-DATA-MODEL; `*` stands for any text.
+
+        Examples:
+            >>> runs = [PlannedRun(name, {}) for name in ("fedavg-mnist-mclr", "fedavg-fmnist-mclr")]
+            >>> item = Item("table1", "Two rows", rows=[Row((), (run,), lambda _: (None, None)) for run in runs])
+            >>> [run.name for run in item.only(["*-mnist-*"]).runs()]
+            ['fedavg-mnist-mclr']
+        """
+
+        def kept(runs: Sequence[PlannedRun]) -> bool:
+            return all(any(fnmatchcase(run.name, pattern) for pattern in patterns) for run in runs)
+
+        curves = [replace(chart, curves=[c for c in chart.curves if kept(c.runs)]) for chart in self.charts]
+        return replace(
+            self,
+            rows=[row for row in self.rows if kept(row.runs)],
+            charts=[chart for chart in curves if chart.curves],
+            matrices=[matrix for matrix in self.matrices if kept([matrix.run])],
+            claims=[claim for claim in self.claims if kept(claim.runs)],
+        )

@@ -12,7 +12,7 @@ from statistics import mean
 
 from polytier.papers.plan import Points, Reading
 from polytier.papers.run_values import accuracy, by_round, last
-from polytier.runs.read import RunRecord
+from polytier.papers.stored_runs import open_run
 
 Found = Sequence[Sequence[Path]]  # for each run of a claim, its folders, one per seed
 Holds = Callable[[Found], tuple[bool, str]]
@@ -22,7 +22,7 @@ Figure = Callable[[Sequence[Path]], float]  # one number of a run, from the fold
 def one_child(folder: Path, *ways: str) -> list[float]:
     """Bytes of each round between the server and one edge (flat methods: one device), averaged over all of them."""
     found = []
-    for record in RunRecord(folder).history:
+    for record in open_run(folder).history:
         link = next(name for name in record["bytes"] if name.startswith("server-"))
         children = record["participants"][link.removeprefix("server-")]
         found.append(sum(record["bytes"][link][way] for way in ways) / children)
@@ -41,7 +41,7 @@ def nonzeros(folders: Sequence[Path]) -> Points:
     It is computed from the bytes that the server sent in the next round: 64 bits per non-zero and 1 bit per parameter,
     or 64 bits per parameter for a dense message.
     """
-    summary = RunRecord(folders[0]).summary
+    summary = open_run(folders[0]).summary
     if summary is None:
         return [], []
     size = summary["parameters"]
