@@ -8,7 +8,7 @@ import pytest
 
 from plans import check_runs, runs_of, write_run
 from polytier.papers import permfl
-from polytier.papers.claims import ahead, alike, rising, settled
+from polytier.papers.claims import ahead, alike, compare, rising, settled
 from polytier.papers.permfl_figures import TABLE1, UNCERTAIN
 from polytier.papers.plan import Item, PlannedRun
 from polytier.papers.run_values import by_round, pooled
@@ -176,14 +176,26 @@ def test_rising_forgives_no_more_than_seeds_differ(tmp_path: Path):
     claim = rising("each is faster", [PlannedRun(n, {}) for n in "abc"], list("abc"), "personal")
     assert claim.holds([[low], [dip], [high]])[0]
     assert not claim.holds([[low], [drop], [high]])[0]
-    assert not claim.holds([[dip], [low], [low]])[0]  # 0.05 points are no rise
+    assert claim.holds([[dip], [low], [low]])[0] is None  # 0.05 points are no rise
 
 
 def test_settled(tmp_path: Path):
     run = climbing(tmp_path / "run", 0.5, 0.895, 0.9, 0.9)
-    claim = settled("soon", PlannedRun("a", {}), "personal", 3)
+    claim = settled("soon", PlannedRun("a", {"rounds": 4}), "personal", 3)
     assert claim.holds([[run]]) == (True, "within 1 of the best in round 2")
     assert not claim.holds([[run, climbing(tmp_path / "other", 0.5, 0.6, 0.9, 0.9)]])[0]
+    with pytest.raises(ValueError, match="more than 3 are needed to refute"):
+        settled("soon", PlannedRun("a", {"rounds": 3}), "personal", 3)
+
+
+def test_what_one_seed_or_an_interval_cannot_decide_is_level(tmp_path: Path):
+    assert [compare([90.0], [b]) for b in (89.4, 89.6, 90.4, 90.6)] == [1, 0, 0, -1]
+    assert compare([90.0, 91.0, 92.0], [89.7, 90.6, 91.7]) == 1  # 0.3 or 0.4 with every seed
+    assert compare([90.0, 91.0, 92.0], [80.0, 95.0, 89.0]) == 0  # 10, -4 and 3
+    runs, names = [PlannedRun("a", {}), PlannedRun("b", {})], ["a", "b"]
+    one, other = ([climbing(tmp_path / f"{a}-{k}", a)] for k, a in enumerate((0.9, 0.897)))
+    assert ahead("a is better", runs, names, pooled("personal")).holds([one, other])[0] is None
+    assert rising("a is faster", runs, names, "personal").holds([other, one])[0] is None
 
 
 def test_charts_read_the_models_they_name(tmp_path: Path):

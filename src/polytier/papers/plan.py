@@ -88,13 +88,14 @@ class Matrix:
 class Claim:
     """A statement of the paper, and a function that checks whether it holds for our runs.
 
-    `holds` is given, for each run, the folders of its finished seeds. It returns whether the claim holds, and the
-    numbers that decided it.
+    `holds` is given, for each run, the folders of the seeds that all runs of the claim have finished, in the same
+    order. It returns whether the claim holds (None: our values are level, so they decide nothing), and the numbers
+    that decided it.
     """
 
     text: str
     runs: tuple[PlannedRun, ...]
-    holds: Callable[[Sequence[Sequence[Path]]], tuple[bool, str]]
+    holds: Callable[[Sequence[Sequence[Path]]], tuple[bool | None, str]]
 
 
 @dataclass(frozen=True)
