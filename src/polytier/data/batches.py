@@ -159,7 +159,9 @@ class Batches:
         self.order[place] = order
         self.stamp[rows] = epoch
 
-    def walk(self, rows: Tensor, round_: int, call: int, size: int | Tensor, stream: str = "") -> Walk:
+    def walk(
+        self, rows: Tensor, round_: int, call: int, size: int | Tensor, stream: str = "", shuffle: bool = True
+    ) -> Walk:
         """The mini-batches of one call, one after the other.
 
         Args:
@@ -168,9 +170,11 @@ class Batches:
             call: the number of the call in its round.
             size: the batch size, one for all devices or one per device [n].
             stream: calls with another stream draw other batches.
+            shuffle: whether batches are made anew in every epoch; otherwise they follow the order of the data.
         """
         devices = rows.numpy()
-        self.reshuffle(devices, round_)
+        if shuffle:
+            self.reshuffle(devices, round_)
         drawn = random.node_keys(random.key(self.seed, "batch", stream, round_, call), self.keys.numpy()[devices])
         return Walk(self, self.layout(devices, size), drawn, stream)
 

@@ -11,6 +11,7 @@ from polytier.papers.run_values import by_round
 from polytier.report.intervals import FEWEST, interval, with_spread
 
 Finished = Sequence[Sequence[Path]]  # for each run, the folders of its finished seeds
+Read = Callable[[Sequence[Path]], Reading]
 HAIR = 0.5  # percentage points; with fewer than three seeds, values that differ by less are level
 
 
@@ -59,13 +60,15 @@ def each_above(values: Sequence[Sequence[float]], hair: float = HAIR) -> bool | 
     return None if order == 0 else order > 0
 
 
-def ahead(
-    text: str, runs: Sequence[PlannedRun], names: Sequence[str], read: Callable[[Sequence[Path]], Reading]
-) -> Claim:
-    """The claim that the value of the first run (read by `read`) is above the values of all others."""
+def ahead(text: str, runs: Sequence[PlannedRun], names: Sequence[str], reads: Read | Sequence[Read]) -> Claim:
+    """The claim that the value of the first run is above the values of all others.
+
+    `reads` reads the value of a run: one function for all runs, or one for each.
+    """
+    each = [reads] * len(runs) if callable(reads) else reads
 
     def holds(finished: Finished) -> tuple[bool | None, str]:
-        values = [[read([folder])[0] or 0.0 for folder in folders] for folders in finished]
+        values = [[read([f])[0] or 0.0 for f in folders] for read, folders in zip(each, finished, strict=True)]
         return first_above(values), told(names, values)
 
     return Claim(text, tuple(runs), holds)
@@ -110,9 +113,7 @@ def settled(text: str, run: PlannedRun, model: str, rounds: int, points: float =
         ValueError: The run has no more than `rounds` rounds, so the claim could not fail.
     """
     if run.settings["rounds"] <= rounds:
-        raise ValueError(
-            f"{run.name} has {run.settings['rounds']} rounds; more than {rounds} are needed to refute this"
-        )
+        raise ValueError(f"{run.name} has {run.settings['rounds']} rounds; more than {rounds} are needed to refute it")
 
     def holds(finished: Finished) -> tuple[bool | None, str]:
         curves = [by_round(model)([folder]) for folder in finished[0]]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from polytier.papers.claims import ahead, rising, settled
-from polytier.papers.permfl import FIELDS as OTHERS
-from polytier.papers.permfl import KINDS, NAMES, SOURCES, STEP, chart, differs, label_row, model_name, model_of
+from polytier.papers.permfl import chart
+from polytier.papers.permfl_runs import FIELDS as OTHERS
+from polytier.papers.permfl_runs import KINDS, NAMES, SOURCES, STEP, differs, label_row, model_name, model_of
 from polytier.papers.plan import Chart, Claim, Item, PlannedRun, Row
 from polytier.papers.run_values import pooled
 

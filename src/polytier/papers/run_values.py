@@ -74,6 +74,16 @@ def pooled(model: str, rounds: int | None = None) -> Callable[[Sequence[Path]], 
     return read
 
 
+def pooled_after(model: str, rounds: int) -> Callable[[Sequence[Path]], Reading]:
+    """The test accuracy over the samples of all devices together in the last evaluated round up to `rounds`."""
+
+    def read(folders: Sequence[Path]) -> Reading:
+        records = [r for r in open_run(folders[0]).history if model in r and r["round"] <= rounds]
+        return percent(records[-1][model]["test"]["accuracy_pooled"] if records else None), None
+
+    return read
+
+
 def most_frequent(how: str) -> Callable[[Sequence[Path]], Reading]:
     """The accuracy of answering each device's most frequent label: "pooled", or the "mean" over devices."""
 
