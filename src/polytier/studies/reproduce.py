@@ -1,6 +1,7 @@
 """Reproduces a paper's tables and figures: trains its runs, compares the values, and writes a page.
 
-The folder contains runs/, with a run folder per run and seed (finished ones are reused, others are resumed);
+The folder contains runs/, with a run folder per run and seed (finished ones are reused, others are resumed); results/,
+with one JSON file per finished run (papers/stored_runs.py);
 reproduction.json and results.md, our values beside the paper's; figures/; and report.html, a page with all of them.
 """
 
@@ -40,21 +41,55 @@ from polytier.runs.make_data import needs_files
 from polytier.runs.methods import method_of, wraps_others
 from polytier.runs.spec import RunSpec, check_spec, read_teams
 from polytier.studies.run_queue import Task, check_same, run_tasks
+from polytier.studies.store_runs import Store
 from polytier.studies.study_folder import slug, study_folder
 
 FILE = "reproduction.json"
 TIMED_DEVICES, TIMED_BATCH = 8, 128  # devices whose step is timed, and the size of a batch that grows
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What is to be reproduced.
+
+    Args:
+        what: PAPER, or PAPER/ITEM,ITEM.
+        scale: "quick" or "full".
+        only: Patterns of names of runs; None: all runs.
+        seeds: Number of seeds of every run; None: as many as the plan has.
+    """
+
+    what: str
+    scale: str
+    only: str | None = None
+    seeds: int | None = None
+
+    @property
+    def paper(self) -> str:
+        """The name of the paper."""
+        return self.what.partition("/")[0]
+
+    def items(self) -> list[Item]:
+        """The items, with those rows, curves and claims that were asked for."""
+        return papers.restricted(papers.chosen(self.what, self.scale)[1], self.only)
+
+
 def reproduce_paper(
-    what: str, scale: str, data_dir: Path | None, out: Path | None, jobs: int | None, dry_run: bool, quiet: bool
+    plan: Plan,
+    *,
+    data_dir: Path | None,
+    out: Path | None,
+    results: Path | None,
+    jobs: int | None,
+    dry_run: bool,
+    quiet: bool,
 ) -> None:
     """The command `polytier reproduce`."""
-    paper, items = papers.chosen(what, scale)
-    out = out or Path("runs") / f"reproduce-{paper}-{scale}"
+    items = plan.items()
+    out = out or Path("runs") / f"reproduce-{plan.paper}-{plan.scale}"
     runs = {run.name: run for item in items for run in item.runs()}
     samples: dict[str, Sample | str] = {}
-    tasks = make_tasks(list(runs.values()), data_dir, out / "runs", samples)
+    tasks = make_tasks(list(runs.values()), data_dir, out / "runs", samples, plan.seeds)
     if dry_run:
         print_plan(runs, tasks, samples)
         return
@@ -63,10 +98,13 @@ def reproduce_paper(
         make_folder(out / "runs")
         if not (out / FILE).exists():
             write_text(out / FILE, "{}\n")  # this file marks the folder as a reproduction
+        store = Store(results or out / "results", plan.paper, plan.scale, items)
+        for task in tasks:
+            store(task)  # runs that were finished before
         try:
-            run_tasks(tasks, out / "runs", jobs or os.cpu_count() or 1, not quiet)
+            run_tasks(tasks, out / "runs", jobs or os.cpu_count() or 1, not quiet, store)
         finally:
-            tables = write(out, f"{paper}, {scale}", items, tasks)
+            tables = write(out, f"{plan.paper}, {plan.scale}", items, tasks)
     states = {task.state for task in tasks}
     if quiet:
         print(out)
@@ -84,17 +122,21 @@ def reproduce_paper(
 
 
 def make_tasks(
-    runs: Sequence[PlannedRun], data_dir: Path | None, folder: Path, samples: dict[str, Sample | str]
+    runs: Sequence[PlannedRun],
+    data_dir: Path | None,
+    folder: Path,
+    samples: dict[str, Sample | str],
+    seeds: int | None = None,
 ) -> list[Task]:
     """The runs of all items with the first seed, then with the next; runs without data have the reason.
 
-    What is found out about the data sets is added to `samples`.
+    What is found out about the data sets is added to `samples`. `seeds` replaces the number of seeds of every run.
     """
     where = {} if data_dir is None else {"data_dir": str(data_dir)}
     tasks = []
-    for seed in range(max(run.seeds for run in runs)):
+    for seed in range(seeds or max(run.seeds for run in runs)):
         for run in runs:
-            if seed >= run.seeds:
+            if seed >= (seeds or run.seeds):
                 continue
             spec = check_spec({**run.settings, "seed": seed, "workers": 1})
             spec = spec.replace(**where) if any(map(needs_files, data_of(spec))) else spec
@@ -149,13 +191,14 @@ def print_plan(runs: Mapping[str, PlannedRun], tasks: Sequence[Task], samples: M
     for task in (t for t in tasks if t.spec.seed == 0):
         with silence():  # the runs themselves log these messages
             run, (steps, seconds) = runs[task.method], cost(task, timed, samples)
-        total += run.seeds * (seconds or 0)
+        seeds = sum(t.method == task.method for t in tasks)
+        total += seeds * (seconds or 0)
         settings = {k: v for k, v in run.settings.items() if k not in ("data", "model", "set")}
         told = " ".join(f"{k}={v}" for k, v in (settings | dict(run.settings.get("set", {}))).items())
         rows.append(
             (
                 task.method,
-                str(run.seeds),
+                str(seeds),
                 task.spec.data,
                 task.spec.model,
                 told,
