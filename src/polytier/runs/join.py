@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import sha256
@@ -17,6 +18,7 @@ from polytier._errors import Stopped
 from polytier.data.federation import Federation
 from polytier.engines.exchange import Exchange
 from polytier.engines.network.contents import Limits, as_tensor, from_tensor
+from polytier.engines.network.health import Vitals, answering
 from polytier.engines.network.keys import CERTIFICATE, crypto
 from polytier.engines.network.message import Message, Refused, encode
 from polytier.engines.network.node import Node
@@ -69,6 +71,7 @@ class Child:
         make_folder(state)
         self._lock = FolderLock(state)
         self.uplink = Uplink(parent, keys, hello(names), LARGEST)
+        self.vitals = Vitals(certificate_name(keys), linked=lambda: self.uplink.linked)
         self.job: Job | None = None
         self.limits = Limits()
         self.nodes: dict[str, Node] = {}
@@ -88,11 +91,12 @@ class Child:
                 if came is None:
                     self.over = str(self.uplink.ended)
                     return self.over
-                self._asked = came
+                self._asked, started = came, time.monotonic()
                 try:
                     answer = self._answer(came[1])
                     if answer is not None:
                         self.uplink.answer(came[0], encode(answer))
+                    self._note(came[1], time.monotonic() - started)
                 except Refused as error:
                     self.uplink.cut(str(error))
         finally:
@@ -102,6 +106,13 @@ class Child:
 
     def close(self) -> None:
         """End what a subclass has started."""
+
+    def _note(self, message: Message, seconds: float) -> None:
+        """Say in /metrics what was answered."""
+        vitals, traffic = self.vitals, self.vitals.traffic
+        if message.kind == "call":
+            vitals.round, vitals.seconds, vitals.saved = message.whole("round") + 1, seconds, time.time()
+        traffic[self.uplink.parent, "down"], traffic[self.uplink.parent, "up"] = self.uplink.received, self.uplink.sent
 
     def is_old(self) -> bool:
         """Whether the message that is being answered no longer counts."""
@@ -267,6 +278,8 @@ class Team(Child):
         if self.gate is None:
             self.gate = Admission(job, tree, tier, self.limits)
             self.hub = WebSocketHub(self.listen, self.keys, self.gate)
+            vitals, vitals.children, vitals.expected = self.vitals, True, len(self.gate.children)
+            vitals.present = self.hub.present
             self.started(self.hub.address)
         if known:
             self.gate.counts = known
@@ -295,6 +308,7 @@ class Team(Child):
         parent = Parent(context, exchange, tier, hub, newer=self.is_old, **settings)
         for part in (context, *context.parts):
             part.engine = parent
+        self.vitals.traffic, self.vitals.expected = parent.traffic, tree.size(self.gate.tier + 1)
         self.nodes = {self.names[0]: self.make_node(self.names[0], context, exchange, about, parent)}
         self.gate.counts = {**self.gate.counts, **world["counts"]}
         self.gate.settle(tree, {"run": about["run"], "initial": about["initial"]})
@@ -314,14 +328,25 @@ class Team(Child):
 
 
 def run_team(
-    name: str, parent: str, listen: str, keys: Path, state: Path, started: Callable[[str], None], trust: bool = False
+    name: str,
+    parent: str,
+    listen: str,
+    keys: Path,
+    state: Path,
+    started: Callable[[str], None],
+    trust: bool = False,
+    health: str | None = None,
 ) -> str:
-    """Run a team until its parent says that the run is over; returns what it said."""
+    """Run a team until its parent says that the run is over; returns what it said. `health`: see `run_server`."""
     address = own_address(certificate_name(keys), ("team",), name)
-    return Team(parent, keys, state, address, listen, started, trust).run()
+    team = Team(parent, keys, state, address, listen, started, trust)
+    with answering(health, team.vitals):
+        return team.run()
 
 
-def run_devices(parent: str, keys: Path, state: Path, data: Mapping[str, Path], trust: bool = False) -> str:
+def run_devices(
+    parent: str, keys: Path, state: Path, data: Mapping[str, Path], trust: bool = False, health: str | None = None
+) -> str:
     """Run one device, or several behind a gateway, until the run is over; returns what the parent said.
 
     Args:
@@ -330,8 +355,11 @@ def run_devices(parent: str, keys: Path, state: Path, data: Mapping[str, Path], 
         state: Folder for rows and models.
         data: The .npz file of each device, by name.
         trust: Whether the job may name code to import.
+        health: HOST:PORT for /healthz and /metrics.
     """
     for path in data.values():
         if not path.is_file():
             raise ValueError(f"there is no file {path}; give the .npz file of the device")
-    return Devices(parent, keys, state, {f"device/{name}": path for name, path in data.items()}, trust).run()
+    devices = Devices(parent, keys, state, {f"device/{name}": path for name, path in data.items()}, trust)
+    with answering(health, devices.vitals):
+        return devices.run()

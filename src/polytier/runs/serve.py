@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from polytier._errors import BAD_INPUT, INTERRUPTED, Stopped, outcome
+from polytier._terminal import event
 from polytier.engines.exchange import Exchange
 from polytier.engines.network.absences import FILE, read_absences, write_absences
 from polytier.engines.network.contents import Limits
+from polytier.engines.network.health import Vitals, answering
 from polytier.engines.network.keys import tls
 from polytier.engines.network.parent import Parent
 from polytier.engines.network.rehearsal import rehearse
@@ -45,16 +47,25 @@ START = 30.0  # seconds to wait for all children before the first call after a s
 class EveryRound(RunFolder):
     """A run folder with a checkpoint after every round: the nodes can go back to the start of a round, not further."""
 
-    def __init__(self, folder: Path, lock: FolderLock, engine: Parent, hub: WebSocketHub) -> None:
+    def __init__(self, folder: Path, lock: FolderLock, engine: Parent, hub: WebSocketHub, vitals: Vitals) -> None:
         super().__init__(folder, resumed=True, lock=lock)
-        self.engine, self.hub = engine, hub
+        self.engine, self.hub, self.vitals = engine, hub, vitals
+        vitals.traffic = engine.traffic
 
     def on_round(self, loop: Loop, record: dict[str, Any]) -> None:
         write_absences(self.folder / FILE, self.engine.absences)
         super().on_round(loop, record)
         if self.saved != loop.round:
             self.checkpoint(loop)
+        self.vitals.seconds, self.vitals.absences = record["seconds"], len(self.engine.absences)
+        there, of = len(self.hub.present()), self.vitals.expected
+        text = "round %d of %d: %.1f seconds, %d of %d children are there"
+        log.info(text, loop.round, loop.rounds, record["seconds"], there, of, extra=event("round"))
         write_json(self.folder / PRESENT, {"round": loop.round, "present": self.hub.present(), "time": time.time()})
+
+    def checkpoint(self, loop: Loop) -> None:
+        super().checkpoint(loop)
+        self.vitals.round, self.vitals.saved = loop.round, time.time()
 
     def on_end(self, loop: Loop, run: Any) -> None:
         write_absences(self.folder / FILE, self.engine.absences)
@@ -62,7 +73,13 @@ class EveryRound(RunFolder):
 
 
 def run_server(
-    job: Job, listen: str, keys: Path, folder: Path, started: Callable[[str], None], stop: Callable[[], bool]
+    job: Job,
+    listen: str,
+    keys: Path,
+    folder: Path,
+    started: Callable[[str], None],
+    stop: Callable[[], bool],
+    health: str | None = None,
 ) -> None:
     """Run the server of a federation, from the start or from its last checkpoint.
 
@@ -73,6 +90,7 @@ def run_server(
         folder: The run folder.
         started: Called with the address at which the server listens.
         stop: Called before each round; the run stops if it returns True.
+        health: HOST:PORT for /healthz and /metrics.
 
     Raises:
         Stopped: The run ended before its last round. The message says how to continue.
@@ -84,12 +102,13 @@ def run_server(
     known = folder / NETWORK
     if not known.exists():
         check_free(folder)
-    made = make_folder(folder)
-    with FolderLock(folder, made) as lock:
+    made, vitals = make_folder(folder), Vitals("server", children=True)
+    with FolderLock(folder, made) as lock, answering(health, vitals):
         for place in (folder, folder / CHECKPOINTS, folder / "models"):
             remove_partials(place)
         gate = Admission(job, job.tree, 0, limits_of(job))
         hub = WebSocketHub(listen, keys, gate)
+        vitals.present, vitals.expected = hub.present, len(gate.children)
         try:
             started(hub.address)
             if known.exists():
@@ -100,7 +119,7 @@ def run_server(
                 whole = {**job.values(), "network": job.network}
                 about = {"run": secrets.token_hex(8), "counts": gate.counts, JOB: whole}
                 write_json(known, about)
-            lead(job, gate, hub, about["run"], folder, lock, stop)
+            lead(job, gate, hub, about["run"], folder, lock, stop, vitals)
         finally:
             hub.close()
 
@@ -122,13 +141,21 @@ def gather(gate: Admission, wait: float, quorum: float, stop: Callable[[], bool]
         if stop():
             raise Stopped("interrupted before the first round; start the server again", INTERRUPTED)
         if wait and time.monotonic() > end and len(gate.counts) >= max(1, quorum * everybody):
-            log.warning("starting with %d of %d devices; the others cannot take part", len(gate.counts), everybody)
+            text = "starting with %d of %d devices; the others cannot take part"
+            log.warning(text, len(gate.counts), everybody, extra=event("start"))
             return
         time.sleep(LOOK)
 
 
 def lead(
-    job: Job, gate: Admission, hub: WebSocketHub, run: str, folder: Path, lock: FolderLock, stop: Callable[[], bool]
+    job: Job,
+    gate: Admission,
+    hub: WebSocketHub,
+    run: str,
+    folder: Path,
+    lock: FolderLock,
+    stop: Callable[[], bool],
+    vitals: Vitals,
 ) -> None:
     """Train: the server's program, with all nodes below it over the network."""
     tree = those_counted(gate.tree, gate.counts)
@@ -142,7 +169,8 @@ def lead(
         initial = {part.name: digest({"": part.objective.initial}) for part in loop.context.parts}
         gate.settle(tree, {"run": run, "initial": initial})
         hub.send_worlds()
-        writer = EveryRound(folder, lock, loop.context.engine, hub)  # type: ignore[arg-type]
+        writer = EveryRound(folder, lock, loop.context.engine, hub, vitals)  # type: ignore[arg-type]
+        vitals.expected = tree.size(1)
         await_children(hub, tree.size(1))
         resume_from(loop, folder)
         text = "stopped"
@@ -173,7 +201,7 @@ def resume_from(loop: Loop, folder: Path) -> None:
     engine: Any = loop.context.engine
     engine.absences = [line for line in read_absences(folder / FILE) if line.round <= number]
     loop.restore(tensors, facts)
-    log.info("continuing after round %d of %d", loop.round, loop.spec.rounds)
+    log.info("continuing after round %d of %d", loop.round, loop.spec.rounds, extra=event("continue"))
 
 
 def await_children(hub: WebSocketHub, number: int) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from polytier._errors import Fault
+from polytier._terminal import event
 from polytier.data.population import SPLITS
 from polytier.engines.exchange import Exchange
 from polytier.engines.network.absences import Absence
@@ -103,6 +104,7 @@ class Parent:
         self.absences: list[Absence] = []  # a team sends its own up with its answer
         self.tiles = {part.name: 1 for part in context.parts}
         self.chain: list[int] | None = None  # of the call that is being answered; the server has none
+        self.traffic: Counter[tuple[str, str]] = Counter()  # bytes of messages by child and way ("down", "up")
         self._late: dict[str, str] = {}  # who missed a deadline and was not heard from since, and over which link
 
     def use_workers(self, workers: int) -> None:
@@ -198,7 +200,8 @@ class Parent:
         if len(set(forms.values())) > 1:
             usual = Counter(forms.values()).most_common(1)[0][0]
             for name in [name for name, form in forms.items() if form != usual]:
-                log.warning("%s: its answer has other fields than those of most nodes; its link is closed", name)
+                text = "%s: its answer has other fields than those of most nodes; its link is closed"
+                log.warning(text, name, extra=event("refused", name))
                 self.hub.forget(self.hub.link_of(name) or name, "other fields")
                 del answers[name]
                 reasons[name] = "refused"
@@ -270,7 +273,8 @@ class Parent:
                 return answers, reasons
             if not waiting:
                 some = ", ".join(f"{name} ({why})" for name, why in list(reasons.items())[:5])
-                log.warning("waiting: %d of %d answers are needed; absent: %s", question.need, len(names), some)
+                text = "waiting: %d of %d answers are needed; absent: %s"
+                log.warning(text, question.need, len(names), some, extra=event("waiting"))
                 waiting = True
             self._look()
             self.hub.sleep(PAUSE)
@@ -287,11 +291,13 @@ class Parent:
                 continue
             self._late.pop(name, None)
             number = secrets.randbelow(NUMBERS) + 1
-            link = self.hub.ask(name, encode(question.make(name, number)))
+            data = encode(question.make(name, number))
+            link = self.hub.ask(name, data)
             if link is None:
                 reasons[name] = "not connected"
             else:
                 asked[name] = link, number
+                self.traffic[name, "down"] += len(data)
         end = self.hub.now() + question.deadline
         while asked and (left := end - self.hub.now()) > 0:
             came = self.hub.wait(min(left, PAUSE))
@@ -327,6 +333,7 @@ class Parent:
             if self.hub.link_of(name) != link:
                 raise Refused(f"it speaks for {name[:60]!r}, which it is not")
             self._late.pop(name, None)
+            self.traffic[name, "up"] += len(data)
             if asked.get(name) != (link, number):
                 return  # an answer to a question that is no longer asked
             if message.kind == "absent":
@@ -340,7 +347,7 @@ class Parent:
             del asked[name]
         except (Refused, ConnectionError) as error:
             if isinstance(error, Refused):
-                log.warning("%s: %s; its link is closed", link, error)
+                log.warning("%s: %s; its link is closed", link, error, extra=event("refused", link))
                 self.hub.forget(link, str(error))
             why = "refused" if isinstance(error, Refused) else "link closed"
             for name in [name for name, (its, _) in asked.items() if its == link]:
