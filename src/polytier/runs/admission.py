@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -13,19 +12,16 @@ from polytier.engines.network.contents import Limits, as_tensor, from_tensor
 from polytier.engines.network.message import Message, Refused
 from polytier.engines.network.world import places, subtree, tree_text
 from polytier.runs.job import Job
+from polytier.runs.node_versions import check_versions, own_versions, warn_of_bits
 from polytier.tree.topology import Topology
 
-PROTOCOL = 1
 MOST_NAMES = 100_000
 MOST_SAMPLES = 1 << 40
 
 
 def hello(names: list[str]) -> Message:
     """What a child says first."""
-    from polytier import __version__
-
-    about = {"protocol": PROTOCOL, "polytier": __version__, "torch": torch.__version__, "machine": platform.machine()}
-    return Message("hello", {**about, "names": names})
+    return Message("hello", {**own_versions(), "names": names})
 
 
 class Admission:
@@ -56,9 +52,8 @@ class Admission:
         self.settled = tree, about
 
     def admit(self, certificate: str, hello: Message) -> Message:
-        protocol, names = hello.whole("protocol"), hello.fact("names", list)
-        if protocol != PROTOCOL:
-            raise Refused(f"it speaks protocol {protocol}, this node {PROTOCOL}; install the same version of polytier")
+        names = hello.fact("names", list)
+        check_versions(hello.facts)
         if not 1 <= len(names) <= MOST_NAMES or not all(isinstance(name, str) for name in names):
             raise Refused("it does not say who it is")
         gateways = self.job.network["gateways"]
@@ -73,6 +68,7 @@ class Admission:
                 raise Refused(
                     f"{name[:60]} is not in the roster of this node; add it to the job, or dial its own parent"
                 )
+        warn_of_bits(certificate, hello.facts)
         trees = {name: tree_text(subtree(self.tree, self.tier + 1, self.children[name])) for name in names}
         known = {}
         if self.settled is not None:  # the run goes on: nobody is counted again
@@ -81,7 +77,8 @@ class Admission:
         job = self.job.values()
         if self.tier + 1 == self.tree.leaf:
             job["network"].pop("gateways")  # names of other devices
-        job = {**job, "trees": trees, "limits": self.limits.as_values(), "counts": known}
+        own = {"versions": own_versions(), "limits": self.limits.as_values()}
+        job = {**job, **own, "trees": trees, "counts": known}
         return Message("welcome", {}, {"job": as_tensor(job)})
 
     def ready(self, names: list[str], message: Message) -> None:

@@ -169,8 +169,11 @@ class Job:
     def values(self) -> dict[str, Any]:
         """The job as values that JSON can hold, for the nodes below; without the roster."""
         kept = {key: value for key, value in self.network.items() if key not in ("teams", "devices")}
-        settings = {k: v for k, v in self.spec.values().items() if v is not None}
-        return {"spec": {**settings, "split": self.spec.split}, "network": kept}
+        settings = {k: v for k, v in self.spec.values().items() if v is not None} | {"split": self.spec.split}
+        plain, defaults = RunSpec().model_dump(), []  # a node of another version may not know all of them
+        for table, known in ((settings, plain), (kept, KEYS)):
+            defaults += [key for key, value in table.items() if value == known.get(key)]
+        return {"spec": settings, "network": kept, "defaults": defaults}
 
     def method(self) -> Algorithm:
         """The method of the job."""
@@ -211,9 +214,17 @@ def job_of_parent(values: Any, tree: Topology) -> Job:
     """
     if not isinstance(values, dict) or not all(isinstance(values.get(key), dict) for key in ("spec", "network")):
         raise ValueError("the parent describes no job")
-    network = {**KEYS, **values["network"]}
+    plain = values.get("defaults", [])
+    network, spec = (
+        {key: value for key, value in values[table].items() if key in known or key not in plain}
+        for table, known in (("network", KEYS), ("spec", RunSpec.model_fields))
+    )
+    for key in network:
+        if key not in KEYS:
+            raise unknown("key of [network] in this version of polytier", key, list(KEYS))
+    network = {**KEYS, **network}
     check_network(network, "the job of the parent")
-    job = Job(check_spec({**values["spec"], "data": PYTHON}), network, tree)
+    job = Job(check_spec({**spec, "data": PYTHON}), network, tree)
     check_method(job, "the job of the parent")
     return job
 

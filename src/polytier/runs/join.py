@@ -35,6 +35,7 @@ from polytier.method.execute import execute
 from polytier.models.trainable import digest
 from polytier.runs.admission import Admission, hello, own_address
 from polytier.runs.job import Job, check_code_names, job_of_parent
+from polytier.runs.node_versions import warn_of_bits
 from polytier.runs.serve import PROGRAMS, await_children, gather
 from polytier.runs.write_tensors import pieces
 from polytier.tree.topology import Topology
@@ -132,6 +133,7 @@ class Child:
         trees = {name: read_tree(about["trees"][name]) for name in self.names}
         self.job = job_of_parent(about, next(iter(trees.values())))
         check_code_names(self.job, self.trust)
+        warn_of_bits(f"the parent at {self.uplink.parent}", about.get("versions", {}))
         self.limits = Limits.of(about["limits"])
         counts = self.counts(self.job, trees, about["counts"])
         return None if counts is None else Message("ready", {}, {"counts": as_tensor(counts)})
