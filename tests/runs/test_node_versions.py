@@ -1,8 +1,8 @@
 """Nodes of different versions: who works together, and the messages of each version that has to be understood.
 
 tests/fixtures/messages-VERSION holds all messages of a short run: NUMBER-KIND.message, in the order in which they were
-sent. A new minor version gets a folder of its own, made by `python tests/runs/test_node_versions.py SCRATCH_FOLDER`
-(with src and tests in PYTHONPATH); folders of versions that are more than one minor version older may be removed.
+sent. A new minor version gets a folder of its own, made by `python tests/runs/test_node_versions.py` with src and tests in
+PYTHONPATH; folders of versions that are more than one minor version older may be removed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
-import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -246,4 +246,5 @@ def write_messages(folder: Path, scratch: Path) -> None:
 
 
 if __name__ == "__main__":
-    write_messages(FIXTURES / f"messages-{minor(__version__)}", Path(sys.argv[1]))
+    with tempfile.TemporaryDirectory() as scratch:
+        write_messages(FIXTURES / f"messages-{minor(__version__)}", Path(scratch))

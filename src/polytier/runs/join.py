@@ -16,6 +16,7 @@ from torch import Tensor
 
 from polytier._errors import Stopped
 from polytier.data.federation import Federation
+from polytier.data.moments import Moments, moments_of
 from polytier.engines.exchange import Exchange
 from polytier.engines.network.contents import Limits, as_tensor, from_tensor
 from polytier.engines.network.health import Vitals, answering
@@ -36,7 +37,7 @@ from polytier.models.trainable import digest
 from polytier.runs.admission import Admission, hello, own_address
 from polytier.runs.job import Job, check_code_names, job_of_parent
 from polytier.runs.node_versions import warn_of_bits
-from polytier.runs.serve import PROGRAMS, await_children, gather
+from polytier.runs.serve import PROGRAMS, SCALING, await_children, gather
 from polytier.runs.write_tensors import pieces
 from polytier.tree.topology import Topology
 
@@ -136,14 +137,19 @@ class Child:
         warn_of_bits(f"the parent at {self.uplink.parent}", about.get("versions", {}))
         self.limits = Limits.of(about["limits"])
         counts = self.counts(self.job, trees, about["counts"])
-        return None if counts is None else Message("ready", {}, {"counts": as_tensor(counts)})
+        if counts is None:
+            return None
+        tensors = {"counts": as_tensor(counts)}
+        if self.job.standardized and not about["counts"]:
+            tensors["moments"] = torch.stack([torch.stack(found[1:]) for found in self.moments(counts)])
+        return Message("ready", {}, tensors)
 
     def _enter(self, about: Any) -> Message:
         """Make the nodes of this process, unless they are there already."""
         text = sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
         if text != self._world:
             assert self.job is not None
-            self.build(self.job, about)
+            self.build(replace(self.job, scaling=about.get(SCALING)), about)
             self._world = text
         self.gathered()
         return Message("ready", {})
@@ -156,6 +162,10 @@ class Child:
             trees: The part of the roster of each node of this process.
             known: What was counted when the run started; empty before that.
         """
+        raise NotImplementedError
+
+    def moments(self, counts: dict[str, list[int]]) -> list[Moments]:
+        """Mean and spread of the samples of each node of this process, of the devices in `counts`."""
         raise NotImplementedError
 
     def build(self, job: Job, about: Any) -> None:
@@ -228,13 +238,17 @@ class Devices(Child):
             for name, federation in self.federations.items()
         }
 
+    def moments(self, counts: dict[str, list[int]]) -> list[Moments]:
+        return [moments_of(self.federations[name]) for name in self.names]
+
     def build(self, job: Job, about: Any) -> None:
         trees = {name: read_tree(about["nodes"][name]["tree"]) for name in self.names}
+        federations = {name: job.rescaled(federation) for name, federation in self.federations.items()}
         first = self.names[0]
-        assembly = job.assemble(trees[first], self.federations[first])
+        assembly = job.assemble(trees[first], federations[first])
         exchange = Exchange(assembly.codec, assembly.upload)
         for name, tree in trees.items():
-            context = world_context(assembly.context, tree, self.federations[name])
+            context = world_context(assembly.context, tree, federations[name])
             self.nodes[name] = self.make_node(name, context, exchange, about)
         warm_up(self.nodes[first], self.limits)
 
@@ -292,6 +306,10 @@ class Team(Child):
             return None
         return self.gate.counts
 
+    def moments(self, counts: dict[str, list[int]]) -> list[Moments]:
+        assert self.gate is not None
+        return [self.gate.all_moments(counts)]
+
     def _gone(self) -> bool:
         """Whether the parent has gone."""
         return self.is_old() or self.uplink.ended is not None
@@ -313,7 +331,7 @@ class Team(Child):
         self.vitals.traffic, self.vitals.expected = parent.traffic, tree.size(self.gate.tier + 1)
         self.nodes = {self.names[0]: self.make_node(self.names[0], context, exchange, about, parent)}
         self.gate.counts = {**self.gate.counts, **world["counts"]}
-        self.gate.settle(tree, {"run": about["run"], "initial": about["initial"]})
+        self.gate.settle(tree, {key: about.get(key) for key in ("run", "initial", SCALING)})
         hub.send_worlds()
 
     def gathered(self) -> None:

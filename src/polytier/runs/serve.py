@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from polytier._errors import BAD_INPUT, INTERRUPTED, Stopped, outcome
 from polytier._terminal import event
+from polytier.data.moments import mean_and_spread
 from polytier.engines.exchange import Exchange
 from polytier.engines.network.absences import FILE, read_absences, write_absences
 from polytier.engines.network.contents import Limits
@@ -39,7 +41,7 @@ from polytier.runs.resume import check_settings
 log = logging.getLogger("polytier")
 PROGRAMS = {"measure": measure, "personal": personal}
 NETWORK, PRESENT = "network.json", "present.json"  # in the run folder of the server
-JOB = "job"  # under which network.json has the job
+JOB, SCALING = "job", "scaling"  # under which network.json has the job, and mean and spread of the inputs
 LOOK = 0.1  # seconds between looks at who has come
 START = 30.0  # seconds to wait for all children before the first call after a start
 
@@ -117,11 +119,21 @@ def run_server(
             else:
                 gather(gate, float(job.network["wait"]), job.patience.quorum, stop)
                 whole = {**job.values(), "network": job.network}
-                about = {"run": secrets.token_hex(8), "counts": gate.counts, JOB: whole}
+                counts = gate.counts
+                about = {"run": secrets.token_hex(8), "counts": counts, JOB: whole, SCALING: scaling_of(gate, counts)}
                 write_json(known, about)
+            job = replace(job, scaling=about.get(SCALING))
             lead(job, gate, hub, about["run"], folder, lock, stop, vitals)
         finally:
             hub.close()
+
+
+def scaling_of(gate: Admission, counts: Mapping[str, list[int]]) -> list[Any] | None:
+    """Mean and spread of the inputs of the devices in `counts`, if the job wants them standardised."""
+    if not gate.job.standardized:
+        return None
+    axes = len(gate.job.network["shape"])
+    return [values.tolist() for values in mean_and_spread(gate.all_moments(counts), axes)]
 
 
 def limits_of(job: Job) -> Limits:
@@ -167,7 +179,7 @@ def lead(
 
     with Loop(job.assemble(tree, job.population(tree, gate.counts), engine)) as loop:  # type: ignore[arg-type]
         initial = {part.name: digest({"": part.objective.initial}) for part in loop.context.parts}
-        gate.settle(tree, {"run": run, "initial": initial})
+        gate.settle(tree, {"run": run, "initial": initial, SCALING: job.scaling})
         hub.send_worlds()
         writer = EveryRound(folder, lock, loop.context.engine, hub, vitals)  # type: ignore[arg-type]
         vitals.expected = tree.size(1)
