@@ -1,8 +1,8 @@
 """Nodes of different versions: who works together, and the messages of each version that has to be understood.
 
 tests/fixtures/messages-VERSION holds all messages of a short run: NUMBER-KIND.message, in the order in which they were
-sent. A new minor version gets a folder of its own, made by `python tests/runs/test_node_versions.py` with src and tests in
-PYTHONPATH; folders of versions that are more than one minor version older may be removed.
+sent. A new minor version gets a folder of its own, made by `python tests/runs/test_node_versions.py` with src and tests
+in PYTHONPATH; folders of versions that are more than one minor version older may be removed.
 """
 
 from __future__ import annotations
