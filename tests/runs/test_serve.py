@@ -24,6 +24,7 @@ from polytier.runs.job import settle
 from polytier.runs.join import run_devices, run_team
 from polytier.runs.load import load_run
 from polytier.runs.loop import make_loop
+from polytier.runs.read import RunRecord
 from polytier.runs.replay import read_status, replay_run
 from polytier.runs.serve import run_server
 
@@ -110,6 +111,10 @@ def test_killed_processes_come_back_and_the_replay_has_the_same_bits(tmp_path):
         absences = read_absences(processes.out / "absences.csv")
         assert {"d0", "t1", "d3"} <= {line.name for line in absences}
         assert {"deadline", "late"} <= {line.why for line in absences if line.name == "d3"}
+        about = RunRecord(processes.out).network
+        assert about is not None
+        assert about["present"] == {"team/t0", "team/t1", *(f"device/d{k}" for k in range(4))}
+        assert {line["name"] for line in about["absences"]} == {line.name for line in absences}
         replay_run(processes.out, tmp_path / "data", tmp_path / "replayed")
         run = load_run(tmp_path / "replayed", None, False)
         assert run.rounds == 25

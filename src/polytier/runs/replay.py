@@ -19,8 +19,8 @@ from polytier.runs.callbacks import RunFolder
 from polytier.runs.folder import check_free
 from polytier.runs.job import Job, make_job
 from polytier.runs.loop import Loop
-from polytier.runs.read_files import STATE, read_config
-from polytier.runs.serve import JOB, NETWORK, PRESENT, SCALING
+from polytier.runs.read_files import PRESENT, STATE, read_config
+from polytier.runs.serve import JOB, NETWORK, SCALING
 
 
 def read_status(folder: Path) -> dict[str, Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,11 @@ from polytier.engines.network.keys import tls
 from polytier.engines.network.parent import Parent
 from polytier.engines.network.rehearsal import rehearse
 from polytier.engines.network.websocket import WebSocketHub, split_address
+from polytier.engines.network.world import places
 from polytier.files.lock import FolderLock
 from polytier.files.read import read_json
 from polytier.files.write import make_folder, remove_partials, write_json
+from polytier.messages.ledger import WAYS
 from polytier.method.context import Context
 from polytier.models.trainable import digest
 from polytier.runs import checkpoint
@@ -35,13 +39,15 @@ from polytier.runs.job import Job
 from polytier.runs.launch import advice
 from polytier.runs.loop import Loop
 from polytier.runs.model_specs import model_specs
-from polytier.runs.read_files import CHECKPOINTS
+from polytier.runs.read_files import CHECKPOINTS, PRESENT
 from polytier.runs.resume import check_settings
 
 log = logging.getLogger("polytier")
 PROGRAMS = {"measure": measure, "personal": personal}
-NETWORK, PRESENT = "network.json", "present.json"  # in the run folder of the server
+NETWORK = "network.json"  # in the run folder of the server
 JOB, SCALING = "job", "scaling"  # under which network.json has the job, and mean and spread of the inputs
+NOTE = 1.0  # seconds between looks at who is there, for present.json
+MOST_LISTED = 2000  # nodes whose bytes are in present.json
 LOOK = 0.1  # seconds between looks at who has come
 START = 30.0  # seconds to wait for all children before the first call after a start
 
@@ -52,6 +58,9 @@ class EveryRound(RunFolder):
     def __init__(self, folder: Path, lock: FolderLock, engine: Parent, hub: WebSocketHub, vitals: Vitals) -> None:
         super().__init__(folder, resumed=True, lock=lock)
         self.engine, self.hub, self.vitals = engine, hub, vitals
+        self._bytes: dict[str, list[int]] = {}
+        self._noted: dict[str, Any] = {}
+        self._guard = threading.Lock()
         vitals.traffic = engine.traffic
 
     def on_round(self, loop: Loop, record: dict[str, Any]) -> None:
@@ -63,7 +72,17 @@ class EveryRound(RunFolder):
         there, of = len(self.hub.present()), self.vitals.expected
         text = "round %d of %d: %.1f seconds, %d of %d children are there"
         log.info(text, loop.round, loop.rounds, record["seconds"], there, of, extra=event("round"))
-        write_json(self.folder / PRESENT, {"round": loop.round, "present": self.hub.present(), "time": time.time()})
+        self._bytes = bytes_by_node(loop.context)
+        self.note_present()
+
+    def note_present(self) -> None:
+        """Write who is there to present.json, if that has changed."""
+        about = {"round": self.vitals.round, "present": self.hub.present(), "below": self.engine.present()}
+        about |= {"bytes": self._bytes}
+        with self._guard:
+            if about != self._noted:
+                write_json(self.folder / PRESENT, {**about, "time": time.time()})
+                self._noted = about
 
     def checkpoint(self, loop: Loop) -> None:
         super().checkpoint(loop)
@@ -128,6 +147,38 @@ def run_server(
             hub.close()
 
 
+def bytes_by_node(context: Context) -> dict[str, list[int]]:
+    """Bytes down and up of every node by its address, for `polytier watch`; nothing for large trees."""
+    part = context.parts[0]
+    if sum(len(names) for names in part.topology.names) > MOST_LISTED:
+        return {}
+    found = {}
+    for tier in range(1, part.topology.num_tiers):
+        link = part.ledger.nodes[part.topology.link(tier)]
+        for name, node in places(part.topology, tier).items():
+            found[name] = [int(link[way][node]) for way in WAYS]
+    return found
+
+
+@contextmanager
+def repeated(action: Callable[[], None]) -> Iterator[None]:
+    """Call a function again and again in a thread, inside this context."""
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.wait(NOTE):
+            with suppress(OSError):  # a full disk ends the run elsewhere
+                action()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 def scaling_of(gate: Admission, counts: Mapping[str, list[int]]) -> list[Any] | None:
     """Mean and spread of the inputs of the devices in `counts`, if the job wants them standardised."""
     if not gate.job.standardized:
@@ -187,7 +238,8 @@ def lead(
         resume_from(loop, folder)
         text = "stopped"
         try:
-            loop.run(loop.spec.rounds, [writer], stop)
+            with repeated(writer.note_present):
+                loop.run(loop.spec.rounds, [writer], stop)
             text = "done"
         except BaseException as error:
             code, reason = outcome(error)

@@ -150,6 +150,8 @@ class Node:
         steps, part.device_steps = part.device_steps - before, before
         absent = [] if self.parent is None else [list(line) for line in self.parent.absences]
         below = {"traffic": traffic_of(part), "absences": as_tensor(absent)}
+        if self.parent is not None:
+            below["present"] = as_tensor(self.parent.present())
         return Message("answer", {**facts, "steps": steps}, {**tensors, **below})
 
     def _read_measure(self, part: Context, message: Message) -> tuple[str, int, dict[str, Tensor]]:

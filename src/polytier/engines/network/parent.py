@@ -21,7 +21,7 @@ from polytier.engines.network.absences import Absence
 from polytier.engines.network.contents import UP, Limits, form_key, forms_of, from_tensor, pack_rows, unpack_rows
 from polytier.engines.network.message import Message, Refused, decode, encode
 from polytier.engines.network.transport import Hub
-from polytier.engines.network.world import address, devices_of, span
+from polytier.engines.network.world import address, devices_of, places, span, subtree
 from polytier.method.call import Call, Diverged
 from polytier.method.context import Context
 from polytier.stack.rows import Answered, Folded, Rows, as_dict, cat_rows, fold, map_rows, share_of_samples
@@ -105,6 +105,7 @@ class Parent:
         self.tiles = {part.name: 1 for part in context.parts}
         self.chain: list[int] | None = None  # of the call that is being answered; the server has none
         self.traffic: Counter[tuple[str, str]] = Counter()  # bytes of messages by child and way ("down", "up")
+        self.below: dict[str, list[str]] = {}  # who is there below each team, as its last answer said
         self._late: dict[str, str] = {}  # who missed a deadline and was not heard from since, and over which link
 
     def use_workers(self, workers: int) -> None:
@@ -112,6 +113,13 @@ class Parent:
 
     def close(self) -> None:
         """Do nothing: links are closed by whoever opened them."""
+
+    def present(self) -> list[str]:
+        """The nodes below that can be called: children now, others as their team last said."""
+        part = self.context.parts[0]
+        children = places(part.topology, self.tier[part.name] + 1)
+        there = [name for name in children if self.hub.link_of(name) is not None]
+        return [*there, *(name for child in there for name in self.below.get(child, ()))]
 
     # -- training ------------------------------------------------------------------------------------
 
@@ -186,6 +194,7 @@ class Parent:
                 rows = self.exchange.incoming(self.context, alone, rows)
             check_traffic(message, part, call.tier, names[name])
             message.facts["absent"] = read_absences(message)
+            message.facts["present"] = read_present(message, part, call.tier, names[name])
             down = sum(packed[tuple(call.sender[receivers].tolist())][2])
             message.facts["bytes"] = (down, sum(sizes))
             return message.whole("number"), rows, message
@@ -219,6 +228,7 @@ class Parent:
             part.ledger.add(tier, "up", which, torch.tensor([got]))
         for line in message.facts["absent"]:
             self.absences.append(line)
+        self.below[address(part.topology, call.tier, node)] = message.facts["present"]
 
     # -- evaluation ----------------------------------------------------------------------------------
 
@@ -394,6 +404,17 @@ def read_absences(message: Message) -> list[Absence]:
         if not isinstance(line, list) or len(line) != 7 or not all(map(isinstance, line, kinds)):
             raise Refused("an answer has absences that cannot be read")
         found.append(Absence(*line))
+    return found
+
+
+def read_present(message: Message, part: Context, tier: int, node: int) -> list[str]:
+    """The nodes that a team says are there below it; of a device none."""
+    if "present" not in message.tensors:
+        return []
+    found, tree = from_tensor(message, "present"), subtree(part.topology, tier, node)
+    known = {name for t in range(tier + 1, tree.num_tiers) for name in places(tree, t)}
+    if not isinstance(found, list) or not all(isinstance(name, str) and name in known for name in found):
+        raise Refused("an answer says that nodes are there which are not below")
     return found
 
 
