@@ -73,7 +73,7 @@ WRONG = {
     "one of float32": f'[network]\n{ROSTER}\ndtype = "object"',
     "is a file": f'device_participation = "table:x.npy"\n[network]\n{ROSTER}',
     "one value per node": f"[set]\ndevice_lr = [0.1, 0.2, 0.3]\n[network]\n{ROSTER}",
-    "standardize needs all data": f"standardize = true\n[network]\n{ROSTER}",
+    "tokens cannot be standardised": f'standardize = true\n[network]\ndtype = "int64"\n{ROSTER}',
     "no algorithm": f'algorithm = "fedavgg"\n[network]\n{ROSTER}',
     "true groups": f'algorithm = "oracle"\n[network]\n{ROSTER}',
 }

@@ -23,8 +23,9 @@ from polytier.engines.network.contents import Limits, as_tensor, from_tensor
 from polytier.engines.network.keys import enrol, make_authority, make_request, revoke, sign_request, tls
 from polytier.engines.network.message import Message, decode, encode
 from polytier.engines.network.websocket import Uplink, WebSocketHub, split_address
-from polytier.runs.admission import PROTOCOL, Admission, hello, those_counted
+from polytier.runs.admission import Admission, hello, those_counted
 from polytier.runs.job import make_job
+from polytier.runs.node_versions import PROTOCOL
 
 LARGEST = 1 << 16
 ROSTER = {"devices": ["ann", "bob"], "gateways": {"lab": ["ann", "bob"]}, "shape": [3], "classes": 3}

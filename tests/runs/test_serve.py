@@ -24,6 +24,7 @@ from polytier.runs.job import settle
 from polytier.runs.join import run_devices, run_team
 from polytier.runs.load import load_run
 from polytier.runs.loop import make_loop
+from polytier.runs.read import RunRecord
 from polytier.runs.replay import read_status, replay_run
 from polytier.runs.serve import run_server
 
@@ -65,6 +66,28 @@ def test_processes_have_the_bits_of_the_simulation_and_end_by_themselves(tmp_pat
             assert [line["id"] for line in csv.DictReader(file)] == ["d0", "d1", "d2", "d3"]
 
 
+def test_standardisation_needs_no_data_in_one_place_and_newcomers_are_told(tmp_path):
+    with Processes(tmp_path, TEAMS, {}, rounds=2, standardize=True, **PERMFL) as processes:
+        processes.start()
+        processes.wait()
+        pooled = processes.federation.standardized()
+        found = load_run(processes.out, None, False).context.population
+        for one, other in ((found.scale, pooled.scale), (found.shift, pooled.shift)):
+            assert one is not None
+            assert other is not None
+            assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
+        with make_loop(PerMFL(device_steps=2, team_rounds=2), pooled, "mclr", batch_size=4, seed=3) as loop:
+            run = loop.run(2)
+        assert run.global_ is not None
+        parameters = run.context.objective.parameters(
+            run.global_.unsqueeze(0) if run.global_.ndim == 1 else run.global_
+        )
+        pieces = torch.cat([parameters[key].flatten() for key in sorted(parameters)])
+        assert torch.allclose(processes.models("global")["server"], pieces, atol=1e-6)
+        replay_run(processes.out, tmp_path / "data", tmp_path / "replayed")
+        same_models(processes, load_run(tmp_path / "replayed", None, False))
+
+
 def test_killed_processes_come_back_and_the_replay_has_the_same_bits(tmp_path):
     settings = {**PERMFL, "set": {"device_steps": 20, "team_rounds": 5}}
     with Processes(tmp_path, TEAMS, {"quorum": 0.5, "deadline": 2.0}, rounds=25, **settings) as processes:
@@ -88,6 +111,10 @@ def test_killed_processes_come_back_and_the_replay_has_the_same_bits(tmp_path):
         absences = read_absences(processes.out / "absences.csv")
         assert {"d0", "t1", "d3"} <= {line.name for line in absences}
         assert {"deadline", "late"} <= {line.why for line in absences if line.name == "d3"}
+        about = RunRecord(processes.out).network
+        assert about is not None
+        assert about["present"] == {"team/t0", "team/t1", *(f"device/d{k}" for k in range(4))}
+        assert {line["name"] for line in about["absences"]} == {line.name for line in absences}
         replay_run(processes.out, tmp_path / "data", tmp_path / "replayed")
         run = load_run(tmp_path / "replayed", None, False)
         assert run.rounds == 25

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from polytier._terminal import Interrupt, loading_torch, say, set_up_logging
+from polytier._terminal import Interrupt, JsonLines, loading_torch, say, set_up_logging
 from polytier._text import counted
 from polytier.cli.options import Trust, a_path, check_code
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings only.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print log messages.")]
+Health = Annotated[
+    str | None, typer.Option("--health", metavar="HOST:PORT", help="Answer /healthz and /metrics (Prometheus) there.")
+]
+
+
+class LogFormat(StrEnum):
+    """How lines of the log look."""
+
+    text = "text"
+    json = "json"
+
+
+LogAs = Annotated[LogFormat, typer.Option("--log-format", help="json: one JSON object per line.")]
 Keys = Annotated[
     Path,
     typer.Option("--keys", metavar="DIR", parser=a_path, help="Folder with key.pem, cert.pem and ca.pem of this node."),
@@ -137,12 +151,14 @@ def serve(
     team: Annotated[str | None, typer.Option("--team", metavar="NAME", help="Run this team instead.")] = None,
     parent: Parent = None,
     state: State = None,
+    health: Health = None,
+    log_format: LogAs = LogFormat.text,
     trust: Trust = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
     """Run the server of a job, or with --team a team. Started again, both continue where they were."""
-    set_up_logging(quiet, verbose)
+    log_as(log_format, "server" if team is None else f"team/{team}", quiet, verbose)
     if (job is None) == (team is None):
         raise ValueError("give JOB.toml for the server, or --team NAME --parent HOST:PORT for a team")
     loading_torch(quiet)
@@ -151,8 +167,8 @@ def serve(
 
         if parent is None:
             raise ValueError("--parent is missing: HOST:PORT at which the parent of this team listens")
-        text = run_team(team, parent, listen, keys, state or Path("state") / team, announce, trust)
-        say(f"polytier: the run is over: {text}")
+        text = run_team(team, parent, listen, keys, state or Path("state") / team, announce, trust, health)
+        say(f"polytier: the run is over: {text}", event="end")
         return
     assert job is not None
     from polytier.runs.job import read_job
@@ -162,7 +178,7 @@ def serve(
     check_code(read.spec.values(), job, trust)
     folder = out or Path("runs") / job.stem
     with Interrupt() as interrupt:
-        run_server(read, listen, keys, folder, announce, interrupt)
+        run_server(read, listen, keys, folder, announce, interrupt, health)
     print(folder)
 
 
@@ -181,12 +197,14 @@ def join(
         typer.Option("--keys", metavar="DIR", parser=a_path, help="Folder with key.pem, cert.pem and ca.pem."),
     ] = None,
     state: State = None,
+    health: Health = None,
+    log_format: LogAs = LogFormat.text,
     trust: Trust = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
     """Take part in a run as a device, or as a gateway for several. Started again, it continues where it was."""
-    set_up_logging(quiet, verbose)
+    log_as(log_format, f"device/{name}" if name else f"gateway/{data.name}", quiet, verbose)
     if (name is None) == (names is None):
         raise ValueError("give --name NAME with --data FILE.npz, or --names FILE with --data DIR")
     if name is not None:
@@ -201,8 +219,8 @@ def join(
 
     own = name or data.name
     place = keys or Path("federation") / f"device-{own}"
-    text = run_devices(parent, place, state or Path("state") / own, files, trust)
-    say(f"polytier: the run is over: {text}")
+    text = run_devices(parent, place, state or Path("state") / own, files, trust, health)
+    say(f"polytier: the run is over: {text}", event="end")
 
 
 def replay(
@@ -221,6 +239,11 @@ def replay(
 
     replay_run(folder, data, out)
     print(out)
+
+
+def log_as(form: LogFormat, node: str, quiet: bool, verbose: bool) -> None:
+    """Set up the log of a node."""
+    set_up_logging(quiet, verbose, JsonLines(node) if form is LogFormat.json else None)
 
 
 def announce(address: str) -> None:

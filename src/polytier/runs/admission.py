@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import platform
 import threading
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from polytier.data.moments import Moments, merged, read_moments
 from polytier.engines.network.contents import Limits, as_tensor, from_tensor
 from polytier.engines.network.message import Message, Refused
 from polytier.engines.network.world import places, subtree, tree_text
 from polytier.runs.job import Job
+from polytier.runs.node_versions import check_versions, own_versions, warn_of_bits
 from polytier.tree.topology import Topology
 
-PROTOCOL = 1
 MOST_NAMES = 100_000
 MOST_SAMPLES = 1 << 40
 
 
 def hello(names: list[str]) -> Message:
     """What a child says first."""
-    from polytier import __version__
-
-    about = {"protocol": PROTOCOL, "polytier": __version__, "torch": torch.__version__, "machine": platform.machine()}
-    return Message("hello", {**about, "names": names})
+    return Message("hello", {**own_versions(), "names": names})
 
 
 class Admission:
@@ -43,6 +40,7 @@ class Admission:
         self.largest = limits.largest
         self.children = places(tree, tier + 1)
         self.counts: dict[str, list[int]] = {}  # samples by split, by the name of the device
+        self.moments: dict[str, Moments] = {}  # of the samples below each child, if inputs are standardised
         self.settled: tuple[Topology, dict[str, Any]] | None = None
         self._lock = threading.Lock()
 
@@ -56,9 +54,8 @@ class Admission:
         self.settled = tree, about
 
     def admit(self, certificate: str, hello: Message) -> Message:
-        protocol, names = hello.whole("protocol"), hello.fact("names", list)
-        if protocol != PROTOCOL:
-            raise Refused(f"it speaks protocol {protocol}, this node {PROTOCOL}; install the same version of polytier")
+        names = hello.fact("names", list)
+        check_versions(hello.facts)
         if not 1 <= len(names) <= MOST_NAMES or not all(isinstance(name, str) for name in names):
             raise Refused("it does not say who it is")
         gateways = self.job.network["gateways"]
@@ -73,6 +70,7 @@ class Admission:
                 raise Refused(
                     f"{name[:60]} is not in the roster of this node; add it to the job, or dial its own parent"
                 )
+        warn_of_bits(certificate, hello.facts)
         trees = {name: tree_text(subtree(self.tree, self.tier + 1, self.children[name])) for name in names}
         known = {}
         if self.settled is not None:  # the run goes on: nobody is counted again
@@ -81,16 +79,13 @@ class Admission:
         job = self.job.values()
         if self.tier + 1 == self.tree.leaf:
             job["network"].pop("gateways")  # names of other devices
-        job = {**job, "trees": trees, "limits": self.limits.as_values(), "counts": known}
+        own = {"versions": own_versions(), "limits": self.limits.as_values()}
+        job = {**job, **own, "trees": trees, "counts": known}
         return Message("welcome", {}, {"job": as_tensor(job)})
 
     def ready(self, names: list[str], message: Message) -> None:
         counts = from_tensor(message, "counts")
-        below = {
-            str(device)
-            for name in names
-            for device in subtree(self.tree, self.tier + 1, self.children[name]).names[-1].tolist()
-        }
+        below = {device for name in names for device in self._devices(name)}
         if not isinstance(counts, dict) or not set(counts) <= below:
             raise Refused("it counts samples of devices that are not below it")
         for device, count in counts.items():
@@ -102,8 +97,34 @@ class Admission:
                     f"device {device} has other numbers of samples than when the run started; restore its data"
                 )
         if self.settled is None:
+            moments = self._moments(names, counts, message) if self.job.standardized else {}
             with self._lock:
+                self.moments = {**self.moments, **moments}
                 self.counts = {**self.counts, **counts}
+
+    def _moments(self, names: list[str], counts: Mapping[str, list[int]], message: Message) -> dict[str, Moments]:
+        """Mean and spread of the samples below each of these children."""
+        features, each = self.job.features
+        rows = message.tensors.get("moments")
+        if rows is None or rows.dtype != torch.float64 or tuple(rows.shape) != (len(names), 2, features):
+            raise Refused("it does not say mean and spread of its samples, by which inputs are standardised")
+        found = {}
+        for name, row in zip(names, rows, strict=True):
+            samples = sum(counts[device][0] for device in self._devices(name) if device in counts)
+            try:
+                found[name] = read_moments(row, each * samples)
+            except ValueError as error:
+                raise Refused(str(error)) from None
+        return found
+
+    def all_moments(self, counts: Mapping[str, list[int]]) -> Moments:
+        """Mean and spread of the samples of the devices in `counts`, merged in the order of the tree."""
+        there = [name for name in self.children if any(device in counts for device in self._devices(name))]
+        return merged(self.moments[name] for name in there)
+
+    def _devices(self, name: str) -> list[str]:
+        """The names of the devices below a child."""
+        return [str(device) for device in subtree(self.tree, self.tier + 1, self.children[name]).names[-1].tolist()]
 
     def world(self, names: list[str]) -> Message | None:
         if self.settled is None:

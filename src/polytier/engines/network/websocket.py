@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from polytier._errors import missing
+from polytier._terminal import event
 from polytier.engines.network.keys import REVOKED, peer, revoked, tls
 from polytier.engines.network.message import Message, Refused, decode, encode
 
@@ -159,7 +160,7 @@ class WebSocketHub:
         with self._guard:
             found = self._links.get(link)
         if found is not None:
-            log.warning("%s: link closed: %s", found.certificate, why)
+            log.warning("%s: link closed: %s", found.certificate, why, extra=event("closed", found.certificate))
             found.callable = False
             threading.Thread(target=found.socket.close, args=(1008, why[:60]), daemon=True).start()
 
@@ -240,12 +241,12 @@ class WebSocketHub:
                     raise Refused(f"it sends a message {message.kind} before it is ready")
                 if link.world_sent:
                     link.callable = True
-                    log.info("%s is ready", ", ".join(link.names[:5]))
+                    log.info("%s is ready", ", ".join(link.names[:5]), extra=event("ready", link.certificate))
                 else:
                     self.gate.ready(link.names, message)
                     self._send_world(link)
         except Refused as error:
-            log.warning("%s was refused: %s", certificate, error)
+            log.warning("%s was refused: %s", certificate, error, extra=event("refused", certificate))
             try:
                 socket.send(encode(Message("refused", {"text": str(error)[:1000]})))
                 socket.close(1008)
@@ -253,7 +254,8 @@ class WebSocketHub:
                 log.debug("%s: %s", certificate, failed)
         except Exception as error:  # the link was closed, or lost
             ours = getattr(getattr(error, "sent", None), "code", 0) in BAD_FRAMES
-            log.log(logging.WARNING if ours else logging.DEBUG, "%s: link lost: %s", certificate or "unknown", error)
+            level, extra = logging.WARNING if ours else logging.DEBUG, event("lost", certificate)
+            log.log(level, "%s: link lost: %s", certificate or "unknown", error, extra=extra)
         finally:
             if link is not None:
                 self._drop(link)
@@ -286,7 +288,7 @@ class WebSocketHub:
                     del self._by_name[name]
         self._came.put((link.name, None))
         if not self._stopped:
-            log.info("%s has gone", ", ".join(link.names[:5]))
+            log.info("%s has gone", ", ".join(link.names[:5]), extra=event("gone", link.certificate))
 
 
 # -- the side that dials ------------------------------------------------------------------------------
@@ -311,6 +313,7 @@ class Uplink:
         self._seen: set[int] = set()  # numbers of all questions over this link
         self._socket: Any = None
         self._turn = 0  # counts the links
+        self.sent = self.received = 0  # bytes of messages
         self.ended: Exception | str | None = None
         self._thread = threading.Thread(target=self._keep, daemon=True)
         self._thread.start()
@@ -341,8 +344,14 @@ class Uplink:
         if socket is not None and turn == self._turn:
             try:
                 socket.send(data)
+                self.sent += len(data)
             except Exception as error:
                 log.debug("an answer could not be sent: %s", error)
+
+    @property
+    def linked(self) -> bool:
+        """Whether there is a link now."""
+        return self._socket is not None
 
     def is_old(self, turn: int, message: Message) -> bool:
         """Whether a message no longer counts: its link is gone, or the node has been asked something else since."""
@@ -352,7 +361,7 @@ class Uplink:
 
     def cut(self, why: str) -> None:
         """Close the link, because what came over it is not valid; it dials again."""
-        log.warning("the parent at %s: %s; the link is closed", self.parent, why)
+        log.warning("the parent at %s: %s; the link is closed", self.parent, why, extra=event("closed", self.parent))
         socket = self._socket
         if socket is not None:
             socket.close(1008, why[:60])
@@ -376,10 +385,12 @@ class Uplink:
                     "check the address and ca.pem"
                 )
             except Refused as error:
-                log.warning("the parent at %s: %s; the link is closed", self.parent, error)
+                extra = event("closed", self.parent)
+                log.warning("the parent at %s: %s; the link is closed", self.parent, error, extra=extra)
             except Exception as error:
                 if not told:
-                    log.info("no link to %s (%s); trying again", self.parent, error or type(error).__name__)
+                    why, extra = error or type(error).__name__, event("unreachable", self.parent)
+                    log.info("no link to %s (%s); trying again", self.parent, why, extra=extra)
                     told = True
             self._socket = None
             time.sleep(pause)
@@ -408,6 +419,7 @@ class Uplink:
             self._socket = socket
             socket.send(encode(self.hello))
             for data in socket:
+                self.received += len(data)
                 self._take(decode(data, self.largest))
                 if self.ended is not None:
                     return
