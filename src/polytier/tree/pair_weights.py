@@ -91,9 +91,8 @@ def step(state: Weights, i: Tensor, j: Tensor, change: Tensor, domain: str, own:
     else:
         touched = np.zeros(n, dtype=bool)
         touched[drawn // n] = True
-        there = (torch.from_numpy(values) for values in (w, row, base))
-        w_there, base_there = (values.numpy() for values in project(*there, own))
-        w, base = np.where(touched[row], w_there, w), np.where(touched, base_there, base)
+        on_simplex = project(torch.from_numpy(w), torch.from_numpy(row), torch.from_numpy(base), own)
+        w, base = np.where(touched[row], on_simplex[0], w), np.where(touched, on_simplex[1], base)
     kept = w != base[row]
     return {k: torch.from_numpy(v) for k, v in (("base", base), ("pairs", pairs[kept]), ("weights", w[kept]))}
 
