@@ -69,7 +69,7 @@ METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**STEPS, "inner_lr": 0.05, "variant": "first-order", "adapt_steps": 1, "weights": "samples"},
     ),
     **{f"pfedme-{k}": (f"pFedMe, lambda = {k}", "pfedme", pfedme(k)) for k in LAMBDAS},
-    "pfedgp": ("pFedGP", "pfedgp", {**STEPS, "noise": 0.1, "inducing": 100, "weights": "samples"}),
+    "pfedgp": ("pFedGP as read here", "pfedgp", {**STEPS, "noise": 0.1, "inducing": 100, "weights": "samples"}),
     **{f"sfedhp-{k}": (f"sFedHP, lambda = {k}", "sfedhp", sfedhp(k)) for k in LAMBDAS},
 }
 
