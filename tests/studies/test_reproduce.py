@@ -127,10 +127,10 @@ def test_plans_are_complete_and_their_runs_can_be_asked_for(paper, scale):
 def tasks_of(runs: list[PlannedRun]) -> list[tasks.Task]:
     from unittest.mock import patch
 
-    from polytier.studies import reproduce
+    from polytier.studies import plan_cost, reproduce
 
-    with patch.object(reproduce, "no_data", return_value=""):
-        return reproduce.make_tasks(runs, None, Path("nowhere"), {})
+    with patch.object(plan_cost.Samples, "missing", return_value=""):
+        return reproduce.make_tasks(runs, None, Path("nowhere"), plan_cost.Samples())
 
 
 # -- the command ----------------------------------------------------------------------------------------
@@ -230,18 +230,18 @@ def test_one_item_alone_and_what_it_shows(small_paper):
 
 def test_a_dry_run_makes_no_data(monkeypatch, tmp_path):
     """Methods that use true groups are counted too, and time is measured on samples of the same form."""
-    from polytier.studies import reproduce
+    from polytier.studies import plan_cost
 
     few = Source(np.zeros((20, 3, 32, 32), np.uint8), np.arange(20), 20)  # too few for the 80 devices of the plan
     monkeypatch.chdir(tmp_path)
-    real = reproduce.load_source
+    real = plan_cost.load_source
 
     def load(name: str, *rest: Any) -> Source:
         if name.startswith("text:"):
             return real("sentences:context=32", rest[0], 4, 0)
         return few if "cifar" in name else real(name, *rest)
 
-    monkeypatch.setattr(reproduce, "load_source", load)
+    monkeypatch.setattr(plan_cost, "load_source", load)
     shown = call("reproduce", "cobo", "--dry-run")
     assert "49 runs" in shown.stdout
     assert "no data" not in shown.stdout
@@ -250,10 +250,21 @@ def test_a_dry_run_makes_no_data(monkeypatch, tmp_path):
 
 def test_a_dry_run_prints_every_run_and_writes_nothing(small_paper):
     shown = call("reproduce", "tiny", "--scale", "full", "--dry-run")
-    for part in ("fedavg-digits", "device_lr=0.1", "no data", "4 runs", "hours"):
+    for part in ("fedavg-digits", "device_lr=0.1", "no data", "4 runs; 3 to do", "hours", "evaluation"):
         assert part in shown.stdout, part
+    assert "without an estimate" not in shown.stdout
     assert "data get mnist" in shown.stderr
     assert not Path("runs").exists()
+
+
+def test_steps_are_counted_for_methods_that_cannot_run_with_one_device():
+    from polytier.runs.spec import check_spec
+    from polytier.studies import plan_cost
+
+    fields = {"device_steps": 5, "levels": 3}
+    spec = check_spec({"algorithm": "demlearn", "data": "digits", "devices": 12, "set": fields})
+    assert plan_cost.counts_on_stand_in(spec) == (12 * 5, 2)  # personal and global models
+    assert plan_cost.evaluations(spec.replace(rounds=10, eval_every=4)) == 3  # rounds 4, 8 and 10
 
 
 def test_sections_say_why_runs_are_missing_and_leave_out_empty_columns(small_paper):

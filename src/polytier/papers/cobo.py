@@ -17,7 +17,7 @@ NAMES = {
     "fedavg-ft": "Fine-tuning FedAvg",
     "ditto": "Ditto",
     "ifca": "IFCA",
-    "fc": "FC",
+    "fc": "FC as read here",
     "cobo": "CoBo",
     "oracle": "Oracle",
 }

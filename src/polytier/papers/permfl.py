@@ -7,7 +7,7 @@ from typing import Any
 
 from polytier.papers.claims import ahead, alike, rising
 from polytier.papers.permfl_figures import DATA, TABLE1, TABLE2, TABLE3, UNCERTAIN
-from polytier.papers.permfl_readings import table1_code, table1_equal_steps
+from polytier.papers.permfl_readings import table1_50_devices, table1_code, table1_equal_steps
 from polytier.papers.permfl_runs import (
     CHOSEN,
     DEFAULTS,
@@ -40,6 +40,7 @@ def items(scale: str) -> list[Item]:
     return [
         table1(quick),
         table1_code(quick, reduced(quick, "20 rounds instead of 400", "MCLR only")),
+        table1_50_devices(quick, reduced(quick, "10 rounds instead of 400 or 100", "MCLR only")),
         *([] if quick else [table1_equal_steps()]),
         table2(quick),
         table3(quick),

@@ -28,8 +28,8 @@ NAMES = {
     "pfedbayes": "pFedBayes",
     "ditto": "Ditto",
     "hier-fedavg": "h-SGD",
-    "al2gd": "AL2GD",
-    "demlearn": "DemLearn",
+    "al2gd": "AL2GD as read here",
+    "demlearn": "DemLearn as read here",
     "permfl": "PerMFL",
 }
 

@@ -74,12 +74,18 @@ def pooled(model: str, rounds: int | None = None) -> Callable[[Sequence[Path]], 
     return read
 
 
-def pooled_after(model: str, rounds: int) -> Callable[[Sequence[Path]], Reading]:
-    """The test accuracy over the samples of all devices together in the last evaluated round up to `rounds`."""
+def accuracy_after(model: str, rounds: int, metric: str = "accuracy_pooled") -> Callable[[Sequence[Path]], Reading]:
+    """The test accuracy in the last evaluated round up to `rounds`.
+
+    Args:
+        model: "personal", "team" or "global".
+        rounds: A number of rounds.
+        metric: "accuracy_pooled" for the samples of all devices together, "accuracy" for the mean over devices.
+    """
 
     def read(folders: Sequence[Path]) -> Reading:
         records = [r for r in open_run(folders[0]).history if model in r and r["round"] <= rounds]
-        return percent(records[-1][model]["test"]["accuracy_pooled"] if records else None), None
+        return percent(records[-1][model]["test"][metric] if records else None), None
 
     return read
 

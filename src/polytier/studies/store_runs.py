@@ -16,6 +16,7 @@ from polytier.papers.plan import Item
 from polytier.papers.stored_runs import FORMAT, figures_of, plain
 from polytier.report.comparison import DONE
 from polytier.runs.read import RunRecord
+from polytier.runs.spec import versions
 from polytier.studies.run_queue import Task
 from polytier.studies.study_folder import slug
 
@@ -34,7 +35,7 @@ class Store:
         self.folder, self.paper, self.scale = folder, paper, scale
         self.runs = {run.name: run for item in items for run in item.runs()}
         self.item = {run.name: item.name for item in reversed(items) for run in item.runs()}
-        self.origin = {"commit": commit(), "machine": machine()}
+        self.origin = origin()
 
     def __call__(self, task: Task) -> None:
         path = self.folder / f"{slug(task.method)}-{task.spec.seed}.json"
@@ -55,7 +56,7 @@ class Store:
             "seed": seed,
             "command": shlex.join([*again, "--seeds", str(seed + 1), "--data-dir", "DIR"]),
             **self.origin,
-            "versions": RunRecord(task.folder).config.get("versions"),
+            "versions": RunRecord(task.folder).config.get("versions"),  # it may have been finished before
             "settings": plain(self.runs[name]),
             "figures": figures_of(task.folder),
         }
@@ -70,6 +71,11 @@ def text_of(content: dict[str, Any]) -> str:
     table = '"evaluated": {\n   ' + ",\n   ".join(columns) + "\n  }"
     lines.append('"figures": {\n  ' + ",\n  ".join([*inner, table]) + "\n }")
     return "{\n " + ",\n ".join(lines) + "\n}\n"
+
+
+def origin() -> dict[str, Any]:
+    """What this process is: the commit of its source code, the machine and the versions of packages."""
+    return {"commit": commit(), "machine": machine(), "versions": versions()}
 
 
 def commit() -> str | None:
