@@ -18,7 +18,7 @@ from polytier.data.population import SPLITS
 from polytier.engines.exchange import Exchange
 from polytier.engines.network.absences import Absence
 from polytier.engines.network.contents import UP, Limits, form_key, forms_of, from_tensor, pack_rows, unpack_rows
-from polytier.engines.network.message import Message, Refused, decode, encode
+from polytier.engines.network.message import Message, Refused, decode
 from polytier.engines.network.transport import Hub
 from polytier.engines.network.world import address, devices_of, span
 from polytier.method.call import Call, Diverged
@@ -198,8 +198,7 @@ class Parent:
         if len(set(forms.values())) > 1:
             usual = Counter(forms.values()).most_common(1)[0][0]
             for name in [name for name, form in forms.items() if form != usual]:
-                log.warning("%s: its answer has other fields than those of most nodes; its link is closed", name)
-                self.hub.forget(self.hub.link_of(name) or name, "other fields")
+                self.hub.forget(self.hub.link_of(name) or name, "its answer has other fields than those of most nodes")
                 del answers[name]
                 reasons[name] = "refused"
 
@@ -239,7 +238,7 @@ class Parent:
         nodes = {address(part.topology, tier, node): node for node in range(part.topology.size(tier))}
         everyone, zeros = torch.arange(len(nodes)), torch.zeros(len(nodes), dtype=torch.int64)
         heard = part.memory.read(tier, HEARD, everyone, zeros, FIELD).tolist()
-        tensors = {f"r:{name}": value for name, value in rows.items()}
+        tensors = {f"r:{name}": value.clone() for name, value in rows.items()}  # it may be sent later
 
         def make(name: str, number: int) -> Message:
             about = {"program": program, "round": round_, "scope": part.name, "node": name, "tier": tier}
@@ -287,7 +286,7 @@ class Parent:
                 continue
             self._late.pop(name, None)
             number = secrets.randbelow(NUMBERS) + 1
-            link = self.hub.ask(name, encode(question.make(name, number)))
+            link = self.hub.ask(name, question.make(name, number))
             if link is None:
                 reasons[name] = "not connected"
             else:
@@ -311,7 +310,7 @@ class Parent:
 
     def _take(
         self,
-        came: tuple[str, bytes | None],
+        came: tuple[str, bytes | bytearray | None],
         asked: dict[str, tuple[str, int]],
         question: Question,
         answers: dict[str, Any],
@@ -340,7 +339,6 @@ class Parent:
             del asked[name]
         except (Refused, ConnectionError) as error:
             if isinstance(error, Refused):
-                log.warning("%s: %s; its link is closed", link, error)
                 self.hub.forget(link, str(error))
             why = "refused" if isinstance(error, Refused) else "link closed"
             for name in [name for name, (its, _) in asked.items() if its == link]:
