@@ -72,6 +72,10 @@ def init(job: JobFile) -> None:
     tree = settled.tree
     teams = "".join(f" in {counted(tree.size(t), 'team')}" for t in range(tree.leaf - 1, 0, -1))
     say(f"{job}: {settled.spec.algorithm} for {counted(tree.size(tree.leaf), 'device')}{teams}")
+    if tree.num_tiers < settled.roster.num_tiers:
+        how = "devices dial the server; with relay = true in [network] they dial their teams, which pass everything on"
+        how = "devices dial their teams, which pass everything on to the server" if settled.relayed else how
+        say(f"this method has no teams: {how}")
 
 
 @federation.command()

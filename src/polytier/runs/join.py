@@ -25,6 +25,7 @@ from polytier.engines.network.links import LinkHub
 from polytier.engines.network.message import Message, Refused
 from polytier.engines.network.node import Node
 from polytier.engines.network.parent import Parent
+from polytier.engines.network.relay import Relay
 from polytier.engines.network.transport import open_hub, open_uplink
 from polytier.engines.network.versions import NodeMemory, Versions
 from polytier.engines.network.world import read_tree, without_samples
@@ -276,6 +277,18 @@ class Team(Child):
         self.gate: Admission | None = None
         self.hub: LinkHub | None = None
         super().__init__(parent, keys, state, [name], trust)
+
+    def _welcome(self, about: Any) -> Message | None:
+        """As every child; or pass on what devices say from now on, if the method has no teams."""
+        if about.get("relay") is not True:
+            return super()._welcome(about)
+        if self.hub is None:
+            if "://" in self.listen + self.uplink.parent:
+                raise ValueError("a broker passes messages on by itself: let the devices name the server as parent")
+            self.hub = Relay(self.listen, self.keys, self.uplink.parent, about["largest"], LARGEST)
+            self.vitals.children, self.vitals.present, self.vitals.traffic = True, self.hub.present, self.hub.traffic
+            self.started(self.hub.address)
+        return None
 
     def counts(self, job: Job, trees: dict[str, Topology], known: Any) -> dict[str, list[int]] | None:
         (tree,) = trees.values()
