@@ -32,6 +32,14 @@ def test_an_example_is_written_and_settled(tmp_path):
     assert tomllib.loads((tmp_path / "job.toml").read_text()) == settled
 
 
+def test_a_method_without_teams_says_whom_devices_dial(tmp_path):
+    text = TEMPLATE.replace('"permfl"', '"fedavg"').replace("team_rounds = 2\n", "")
+    (tmp_path / "job.toml").write_text(text)
+    assert "devices dial the server; with relay = true" in call("federation", "init", "job.toml").output
+    (tmp_path / "job.toml").write_text(text.replace("quorum = 0.5", "quorum = 0.5\nrelay = true"))
+    assert "devices dial their teams" in call("federation", "init", "job.toml").output
+
+
 def test_keys_from_the_command_line(tmp_path):
     call("federation", "ca")
     for name in ("server", "team/north", "device/ann"):

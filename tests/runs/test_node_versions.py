@@ -51,7 +51,7 @@ class NoUplink:
 
 def device(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> join.Devices:
     """A device with its data, whose parent is the test."""
-    monkeypatch.setattr(join, "Uplink", NoUplink)
+    monkeypatch.setattr(join, "open_uplink", NoUplink)
     monkeypatch.setattr(join, "certificate_name", lambda keys: f"device/{name}")
     federation = data(2, 1)
     write_device(folder / f"{name}.npz", federation, federation.ids.tolist().index(name))

@@ -17,7 +17,7 @@ pytest.importorskip("websockets")
 
 from network_processes import Processes, flat, write_device
 from network_tree import data
-from polytier import PerMFL, Run, Topology
+from polytier import Ditto, PerMFL, Run, Topology
 from polytier.engines.network.absences import read_absences
 from polytier.engines.network.keys import enrol, make_authority
 from polytier.runs.job import settle
@@ -66,7 +66,7 @@ def test_processes_have_the_bits_of_the_simulation_and_end_by_themselves(tmp_pat
             assert [line["id"] for line in csv.DictReader(file)] == ["d0", "d1", "d2", "d3"]
 
 
-def test_standardisation_needs_no_data_in_one_place_and_newcomers_are_told(tmp_path):
+def test_standardisation_needs_no_data_in_one_place(tmp_path):
     with Processes(tmp_path, TEAMS, {}, rounds=2, standardize=True, **PERMFL) as processes:
         processes.start()
         processes.wait()
@@ -168,6 +168,17 @@ def test_four_tiers_and_gateways_have_the_bits_of_the_simulation(tmp_path):
         own = parameters(row.unsqueeze(0))
         assert torch.equal(torch.cat([own[key].flatten() for key in sorted(own)]), flat(path))
     assert read_absences(tmp_path / "run" / "absences.csv") == []
+
+
+def test_teams_that_pass_messages_on_change_no_bit(tmp_path):
+    settings: Any = {"algorithm": "ditto", "rounds": 3, "set": {"device_steps": 2}}
+    with Processes(tmp_path, TEAMS, {"relay": True}, **settings) as processes:
+        processes.start()
+        processes.wait()
+        assert "device/d0 is passed on" in processes.log("team/t0")
+        assert processes.absences() == []
+        with make_loop(Ditto(device_steps=2), processes.federation, "mclr", batch_size=4, seed=3) as loop:
+            same_models(processes, loop.run(3))
 
 
 def test_devices_of_a_flat_method_join_the_server_and_a_stranger_is_refused(tmp_path):

@@ -40,8 +40,16 @@ State = Annotated[
     Path | None,
     typer.Option("--state", metavar="DIR", parser=a_path, help="Folder for rows and models (default state/NAME)."),
 ]
+Via = Annotated[
+    str | None,
+    typer.Option(
+        "--via", metavar="mqtts://HOST:PORT", help="Use this MQTT broker; --parent is then server or team/NAME."
+    ),
+]
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", parser=a_path, help="The job.")]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="server, device/NAME, team/NAME or gateway/NAME.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="server, device/NAME, team/NAME, gateway/NAME or broker/NAME.")
+]
 
 federation = typer.Typer(no_args_is_help=True, help="A federation over a network: its job, keys and state.")
 
@@ -64,6 +72,10 @@ def init(job: JobFile) -> None:
     tree = settled.tree
     teams = "".join(f" in {counted(tree.size(t), 'team')}" for t in range(tree.leaf - 1, 0, -1))
     say(f"{job}: {settled.spec.algorithm} for {counted(tree.size(tree.leaf), 'device')}{teams}")
+    if tree.num_tiers < settled.roster.num_tiers:
+        how = "devices dial the server; with relay = true in [network] they dial their teams, which pass everything on"
+        how = "devices dial their teams, which pass everything on to the server" if settled.relayed else how
+        say(f"this method has no teams: {how}")
 
 
 @federation.command()
@@ -90,7 +102,14 @@ def enrol(
     if request:
         say(f"send {keys.make_request(folder, name)} to the authority; its key stays in {folder}")
         return
-    say(f"carry {keys.enrol(folder, name)} to {name}, and use it as --keys there")
+    place = keys.enrol(folder, name)
+    if name.startswith("broker/"):
+        from polytier.engines.network.mqtt import write_broker_files
+
+        write_broker_files(place)
+        say(f"{place} has the key, mosquitto.conf and acl of the broker: mosquitto -c {place / 'mosquitto.conf'}")
+        return
+    say(f"carry {place} to {name}, and use it as --keys there")
 
 
 @federation.command()
@@ -150,6 +169,7 @@ def serve(
     ] = None,
     team: Annotated[str | None, typer.Option("--team", metavar="NAME", help="Run this team instead.")] = None,
     parent: Parent = None,
+    via: Via = None,
     state: State = None,
     health: Health = None,
     log_format: LogAs = LogFormat.text,
@@ -159,6 +179,8 @@ def serve(
 ) -> None:
     """Run the server of a job, or with --team a team. Started again, both continue where they were."""
     log_as(log_format, "server" if team is None else f"team/{team}", quiet, verbose)
+    if via is not None:
+        place_of("server", via)
     if (job is None) == (team is None):
         raise ValueError("give JOB.toml for the server, or --team NAME --parent HOST:PORT for a team")
     loading_torch(quiet)
@@ -167,7 +189,8 @@ def serve(
 
         if parent is None:
             raise ValueError("--parent is missing: HOST:PORT at which the parent of this team listens")
-        text = run_team(team, parent, listen, keys, state or Path("state") / team, announce, trust, health)
+        home = state or Path("state") / team
+        text = run_team(team, place_of(parent, via), via or listen, keys, home, announce, trust, health)
         say(f"polytier: the run is over: {text}", event="end")
         return
     assert job is not None
@@ -178,7 +201,7 @@ def serve(
     check_code(read.spec.values(), job, trust)
     folder = out or Path("runs") / job.stem
     with Interrupt() as interrupt:
-        run_server(read, listen, keys, folder, announce, interrupt, health)
+        run_server(read, via or listen, keys, folder, announce, interrupt, health)
     print(folder)
 
 
@@ -196,6 +219,7 @@ def join(
         Path | None,
         typer.Option("--keys", metavar="DIR", parser=a_path, help="Folder with key.pem, cert.pem and ca.pem."),
     ] = None,
+    via: Via = None,
     state: State = None,
     health: Health = None,
     log_format: LogAs = LogFormat.text,
@@ -219,7 +243,7 @@ def join(
 
     own = name or data.name
     place = keys or Path("federation") / f"device-{own}"
-    text = run_devices(parent, place, state or Path("state") / own, files, trust, health)
+    text = run_devices(place_of(parent, via), place, state or Path("state") / own, files, trust, health)
     say(f"polytier: the run is over: {text}", event="end")
 
 
@@ -251,8 +275,30 @@ def announce(address: str) -> None:
     print(f"listening at {address}", flush=True)
 
 
+def place_of(parent: str, via: str | None) -> str:
+    """Where a parent is: HOST:PORT, or its name behind a broker.
+
+    Raises:
+        ValueError: `via` is no broker, or `parent` no name.
+    """
+    if via is None:
+        return parent
+    from polytier.engines.network.transport import MQTT, check_address
+
+    if not via.startswith(MQTT):
+        raise ValueError(f"--via {via} is no broker; give mqtts://HOST:PORT")
+    check_address(via)
+    kind, slash, own = parent.partition("/")
+    if parent != "server" and not (slash and own and kind.rstrip("0123456789") == "team"):
+        raise ValueError(f"--parent {parent} is no name; with --via give server, or team/NAME (team1/NAME, ...)")
+    return f"{via}/{parent}"
+
+
 def check_address(name: str) -> None:
     """Raise an error unless this names a node."""
     kind, slash, own = name.partition("/")
-    if name != "server" and not (slash and own and kind.rstrip("0123456789") in ("device", "team", "gateway")):
-        raise ValueError(f"{name!r} is no node; give server, device/NAME, team/NAME (team1/NAME, ...) or gateway/NAME")
+    kinds = ("device", "team", "gateway", "broker")
+    if name != "server" and not (slash and own and kind.rstrip("0123456789") in kinds):
+        raise ValueError(
+            f"{name!r} is no node; give server, device/NAME, team/NAME (team1/NAME, ...), gateway/NAME or broker/NAME"
+        )

@@ -11,13 +11,15 @@ import torch
 from polytier.data.moments import Moments, merged, read_moments
 from polytier.engines.network.contents import Limits, as_tensor, from_tensor
 from polytier.engines.network.message import Message, Refused
-from polytier.engines.network.world import places, subtree, tree_text
+from polytier.engines.network.relay import VIA
+from polytier.engines.network.world import address, places, span, subtree, tree_text
 from polytier.runs.job import Job
 from polytier.runs.node_versions import check_versions, own_versions, warn_of_bits
 from polytier.tree.topology import Topology
 
 MOST_NAMES = 100_000
 MOST_SAMPLES = 1 << 40
+MOST_RELAYS = 16
 
 
 def hello(names: list[str]) -> Message:
@@ -58,11 +60,15 @@ class Admission:
         check_versions(hello.facts)
         if not 1 <= len(names) <= MOST_NAMES or not all(isinstance(name, str) for name in names):
             raise Refused("it does not say who it is")
+        certificate, relays = speaker(certificate, hello)
         gateways = self.job.network["gateways"]
         kind, _, own = certificate.partition("/")
         allowed = {certificate}
         if kind == "gateway" and isinstance(gateways.get(own), list):
             allowed |= {f"device/{name}" for name in gateways[own]}
+        if names == [certificate] and self._is_relay(certificate):
+            about = {"relay": True, "largest": self.largest, "versions": own_versions()}
+            return Message("welcome", {}, {"job": as_tensor(about)})
         for name in names:
             if name not in allowed:
                 raise Refused(f"the certificate of {certificate!r} may not speak for {name[:60]!r}")
@@ -70,6 +76,8 @@ class Admission:
                 raise Refused(
                     f"{name[:60]} is not in the roster of this node; add it to the job, or dial its own parent"
                 )
+            if relays and not set(relays) <= self._above(name):
+                raise Refused(f"{relays[0]!r} may not pass on what {name[:60]!r} says; it is not above it in the job")
         warn_of_bits(certificate, hello.facts)
         trees = {name: tree_text(subtree(self.tree, self.tier + 1, self.children[name])) for name in names}
         known = {}
@@ -82,6 +90,31 @@ class Admission:
         own = {"versions": own_versions(), "limits": self.limits.as_values()}
         job = {**job, **own, "trees": trees, "counts": known}
         return Message("welcome", {}, {"job": as_tensor(job)})
+
+    def _is_relay(self, certificate: str) -> bool:
+        """Whether this is a team of the roster that passes messages on.
+
+        Raises:
+            Refused: It is a team, and the job has no use for it.
+        """
+        roster = self.job.roster
+        teams = {name for tier in range(1, roster.leaf) for name in places(roster, tier)}
+        if certificate not in teams or self.tree.num_tiers > 2:
+            return False
+        if not self.job.relayed:
+            raise Refused(
+                f"{self.job.spec.algorithm} has no teams: let the devices dial the server, or write relay = true in "
+                "[network] of the job"
+            )
+        return True
+
+    def _above(self, name: str) -> set[str]:
+        """The teams above a device that may pass on what it says."""
+        if not self.job.relayed:
+            return set()
+        roster = self.job.roster
+        spans = span(roster, roster.leaf, places(roster, roster.leaf)[name])
+        return {address(roster, tier, spans[tier][0]) for tier in range(1, roster.leaf)}
 
     def ready(self, names: list[str], message: Message) -> None:
         counts = from_tensor(message, "counts")
@@ -127,7 +160,7 @@ class Admission:
         return [str(device) for device in subtree(self.tree, self.tier + 1, self.children[name]).names[-1].tolist()]
 
     def world(self, names: list[str]) -> Message | None:
-        if self.settled is None:
+        if self.settled is None or (self.job.relayed and names[0].startswith("team")):  # a relay has no world
             return None
         tree, about = self.settled
         known = places(tree, self.tier + 1)
@@ -138,6 +171,14 @@ class Admission:
             part = subtree(tree, self.tier + 1, known[name])
             nodes[name] = {"tree": tree_text(part), "counts": counts_of(part, self.counts)}
         return Message("world", {}, {"world": as_tensor({**about, "nodes": nodes})})
+
+
+def speaker(certificate: str, hello: Message) -> tuple[str, list[str]]:
+    """Who speaks: the certificate of the node itself, and those of the teams that have passed its hello on."""
+    via = hello.facts.get(VIA, [])
+    if not isinstance(via, list) or len(via) > MOST_RELAYS or not all(isinstance(name, str) for name in via):
+        raise Refused("it does not say which way it came")
+    return (via[0], [*via[1:], certificate]) if via else (certificate, [])
 
 
 def counts_of(tree: Topology, counts: Mapping[str, list[int]]) -> dict[str, list[int]]:

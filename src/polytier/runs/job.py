@@ -11,6 +11,7 @@ The keys of a run, and a table:
     team_deadline = 600.0    # seconds for an answer of a team
     quorum = 0.5             # share of the nodes asked that have to answer, at least one
     wait = 0.0               # seconds to wait for the whole roster at the start; 0: until everybody is there
+    relay = false            # methods without teams: devices dial their teams, which pass everything on
 
     [network.teams]          # the roster: teams with their devices, or with further teams; or devices = [...]
     north = ["ann", "bob"]
@@ -61,6 +62,7 @@ KEYS = {
     "team_deadline": 600.0,
     "quorum": 0.5,
     "wait": 0.0,
+    "relay": False,
     "teams": {},
     "devices": [],
     "gateways": {},
@@ -112,6 +114,11 @@ class Job:
         parts = list((self.method().parts() or {"": self.method()}).values())
         flat = self.roster.num_tiers > 2 and all(part.tiers == 2 for part in parts)
         return in_federation_order(self.roster.flat() if flat else self.roster)
+
+    @property
+    def relayed(self) -> bool:
+        """Whether the teams of the roster pass on the messages of a method that has no teams."""
+        return self.network["relay"] and self.roster.num_tiers > 2 and self.tree.num_tiers == 2
 
     @property
     def standardized(self) -> bool:
@@ -303,6 +310,7 @@ def check_network(network: Mapping[str, Any], where: str) -> None:
         "team_deadline": (number(0.001, 1e7), "seconds, above 0"),
         "quorum": (number(0, 1), "a share from 0 to 1"),
         "wait": (number(0, 1e7), "seconds; 0: until everybody is there"),
+        "relay": (lambda v: type(v) is bool, "true or false"),
     }
     for key, (fits, allowed) in rules.items():
         if not fits(network[key]):

@@ -20,12 +20,14 @@ from polytier.data.moments import Moments, moments_of
 from polytier.engines.exchange import Exchange
 from polytier.engines.network.contents import Limits, as_tensor, from_tensor
 from polytier.engines.network.health import Vitals, answering
-from polytier.engines.network.keys import CERTIFICATE, crypto
-from polytier.engines.network.message import Message, Refused, encode
+from polytier.engines.network.keys import certificate_name
+from polytier.engines.network.links import LinkHub
+from polytier.engines.network.message import Message, Refused
 from polytier.engines.network.node import Node
 from polytier.engines.network.parent import Parent
+from polytier.engines.network.relay import Relay
+from polytier.engines.network.transport import open_hub, open_uplink
 from polytier.engines.network.versions import NodeMemory, Versions
-from polytier.engines.network.websocket import Uplink, WebSocketHub
 from polytier.engines.network.world import read_tree, without_samples
 from polytier.files.lock import FolderLock
 from polytier.files.write import make_folder, write_bytes
@@ -45,18 +47,6 @@ log = logging.getLogger("polytier")
 LARGEST = 4 << 30  # bytes of a message from a parent, before its job is known
 
 
-def certificate_name(keys: Path) -> str:
-    """The name in a node's own certificate."""
-    x509, _, _, _, NameOID = crypto()
-    try:
-        certificate = x509.load_pem_x509_certificate((keys / CERTIFICATE).read_bytes())
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{keys} has no certificate ({error}); make one with `polytier federation enrol NAME`, and give its folder"
-        ) from None
-    return certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
-
-
 class Child:
     """What a team and devices have in common: they dial, are told a job and a world, and answer calls.
 
@@ -72,7 +62,7 @@ class Child:
         self.state, self.names, self.trust = state, names, trust
         make_folder(state)
         self._lock = FolderLock(state)
-        self.uplink = Uplink(parent, keys, hello(names), LARGEST)
+        self.uplink = open_uplink(parent, keys, hello(names), LARGEST)
         self.vitals = Vitals(certificate_name(keys), linked=lambda: self.uplink.linked)
         self.job: Job | None = None
         self.limits = Limits()
@@ -97,7 +87,7 @@ class Child:
                 try:
                     answer = self._answer(came[1])
                     if answer is not None:
-                        self.uplink.answer(came[0], encode(answer))
+                        self.uplink.answer(came[0], answer)
                     self._note(came[1], time.monotonic() - started)
                 except Refused as error:
                     self.uplink.cut(str(error))
@@ -285,17 +275,29 @@ class Team(Child):
     ) -> None:
         self.listen, self.keys, self.started = listen, keys, started
         self.gate: Admission | None = None
-        self.hub: WebSocketHub | None = None
+        self.hub: LinkHub | None = None
         super().__init__(parent, keys, state, [name], trust)
+
+    def _welcome(self, about: Any) -> Message | None:
+        """As every child; or pass on what devices say from now on, if the method has no teams."""
+        if about.get("relay") is not True:
+            return super()._welcome(about)
+        if self.hub is None:
+            if "://" in self.listen + self.uplink.parent:
+                raise ValueError("a broker passes messages on by itself: let the devices name the server as parent")
+            self.hub = Relay(self.listen, self.keys, self.uplink.parent, about["largest"], LARGEST)
+            self.vitals.children, self.vitals.present, self.vitals.traffic = True, self.hub.present, self.hub.traffic
+            self.started(self.hub.address)
+        return None
 
     def counts(self, job: Job, trees: dict[str, Topology], known: Any) -> dict[str, list[int]] | None:
         (tree,) = trees.values()
         tier = tree.tier_names.index(self.names[0].partition("/")[0])
         if self.gate is None:
             self.gate = Admission(job, tree, tier, self.limits)
-            self.hub = WebSocketHub(self.listen, self.keys, self.gate)
+            self.hub = open_hub(self.listen, self.keys, self.gate)
             vitals, vitals.children, vitals.expected = self.vitals, True, len(self.gate.children)
-            vitals.present = self.hub.present
+            vitals.present, vitals.traffic = self.hub.present, self.hub.traffic
             self.started(self.hub.address)
         if known:
             self.gate.counts = known
@@ -328,7 +330,7 @@ class Team(Child):
         parent = Parent(context, exchange, tier, hub, newer=self.is_old, **settings)
         for part in (context, *context.parts):
             part.engine = parent
-        self.vitals.traffic, self.vitals.expected = parent.traffic, tree.size(self.gate.tier + 1)
+        self.vitals.expected = tree.size(self.gate.tier + 1)
         self.nodes = {self.names[0]: self.make_node(self.names[0], context, exchange, about, parent)}
         self.gate.counts = {**self.gate.counts, **world["counts"]}
         self.gate.settle(tree, {key: about.get(key) for key in ("run", "initial", SCALING)})

@@ -20,9 +20,10 @@ from polytier.engines.network.absences import FILE, read_absences, write_absence
 from polytier.engines.network.contents import Limits
 from polytier.engines.network.health import Vitals, answering
 from polytier.engines.network.keys import tls
+from polytier.engines.network.links import LinkHub
 from polytier.engines.network.parent import Parent
 from polytier.engines.network.rehearsal import rehearse
-from polytier.engines.network.websocket import WebSocketHub, split_address
+from polytier.engines.network.transport import check_address, open_hub
 from polytier.engines.network.world import places
 from polytier.files.lock import FolderLock
 from polytier.files.read import read_json
@@ -55,13 +56,12 @@ START = 30.0  # seconds to wait for all children before the first call after a s
 class EveryRound(RunFolder):
     """A run folder with a checkpoint after every round: the nodes can go back to the start of a round, not further."""
 
-    def __init__(self, folder: Path, lock: FolderLock, engine: Parent, hub: WebSocketHub, vitals: Vitals) -> None:
+    def __init__(self, folder: Path, lock: FolderLock, engine: Parent, hub: LinkHub, vitals: Vitals) -> None:
         super().__init__(folder, resumed=True, lock=lock)
         self.engine, self.hub, self.vitals = engine, hub, vitals
         self._bytes: dict[str, list[int]] = {}
         self._noted: dict[str, Any] = {}
         self._guard = threading.Lock()
-        vitals.traffic = engine.traffic
 
     def on_round(self, loop: Loop, record: dict[str, Any]) -> None:
         write_absences(self.folder / FILE, self.engine.absences)
@@ -116,7 +116,7 @@ def run_server(
     Raises:
         Stopped: The run ended before its last round. The message says how to continue.
     """
-    split_address(listen)
+    check_address(listen)
     tls(keys, listens=True)
     if any(spec.batching is None for spec in model_specs(job.spec).values()):
         raise ValueError("the job is not settled; run `polytier federation init JOB.toml` first")
@@ -128,8 +128,8 @@ def run_server(
         for place in (folder, folder / CHECKPOINTS, folder / "models"):
             remove_partials(place)
         gate = Admission(job, job.tree, 0, limits_of(job))
-        hub = WebSocketHub(listen, keys, gate)
-        vitals.present, vitals.expected = hub.present, len(gate.children)
+        hub = open_hub(listen, keys, gate)
+        vitals.present, vitals.traffic, vitals.expected = hub.present, hub.traffic, len(gate.children)
         try:
             started(hub.address)
             if known.exists():
@@ -213,7 +213,7 @@ def gather(gate: Admission, wait: float, quorum: float, stop: Callable[[], bool]
 def lead(
     job: Job,
     gate: Admission,
-    hub: WebSocketHub,
+    hub: LinkHub,
     run: str,
     folder: Path,
     lock: FolderLock,
@@ -268,7 +268,7 @@ def resume_from(loop: Loop, folder: Path) -> None:
     log.info("continuing after round %d of %d", loop.round, loop.spec.rounds, extra=event("continue"))
 
 
-def await_children(hub: WebSocketHub, number: int) -> None:
+def await_children(hub: LinkHub, number: int) -> None:
     """Wait until all children can be called, for START seconds at most."""
     end = time.monotonic() + START
     while len(hub.present()) < number and time.monotonic() < end:

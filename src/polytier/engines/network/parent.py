@@ -19,7 +19,7 @@ from polytier.data.population import SPLITS
 from polytier.engines.exchange import Exchange
 from polytier.engines.network.absences import Absence
 from polytier.engines.network.contents import UP, Limits, form_key, forms_of, from_tensor, pack_rows, unpack_rows
-from polytier.engines.network.message import Message, Refused, decode, encode
+from polytier.engines.network.message import Message, Refused, decode
 from polytier.engines.network.transport import Hub
 from polytier.engines.network.world import address, devices_of, places, span, subtree
 from polytier.method.call import Call, Diverged
@@ -104,7 +104,6 @@ class Parent:
         self.absences: list[Absence] = []  # a team sends its own up with its answer
         self.tiles = {part.name: 1 for part in context.parts}
         self.chain: list[int] | None = None  # of the call that is being answered; the server has none
-        self.traffic: Counter[tuple[str, str]] = Counter()  # bytes of messages by child and way ("down", "up")
         self.below: dict[str, list[str]] = {}  # who is there below each team, as its last answer said
         self._late: dict[str, str] = {}  # who missed a deadline and was not heard from since, and over which link
 
@@ -209,9 +208,7 @@ class Parent:
         if len(set(forms.values())) > 1:
             usual = Counter(forms.values()).most_common(1)[0][0]
             for name in [name for name, form in forms.items() if form != usual]:
-                text = "%s: its answer has other fields than those of most nodes; its link is closed"
-                log.warning(text, name, extra=event("refused", name))
-                self.hub.forget(self.hub.link_of(name) or name, "other fields")
+                self.hub.forget(self.hub.link_of(name) or name, "its answer has other fields than those of most nodes")
                 del answers[name]
                 reasons[name] = "refused"
 
@@ -252,7 +249,7 @@ class Parent:
         nodes = {address(part.topology, tier, node): node for node in range(part.topology.size(tier))}
         everyone, zeros = torch.arange(len(nodes)), torch.zeros(len(nodes), dtype=torch.int64)
         heard = part.memory.read(tier, HEARD, everyone, zeros, FIELD).tolist()
-        tensors = {f"r:{name}": value for name, value in rows.items()}
+        tensors = {f"r:{name}": value.clone() for name, value in rows.items()}  # it may be sent later
 
         def make(name: str, number: int) -> Message:
             about = {"program": program, "round": round_, "scope": part.name, "node": name, "tier": tier}
@@ -301,13 +298,11 @@ class Parent:
                 continue
             self._late.pop(name, None)
             number = secrets.randbelow(NUMBERS) + 1
-            data = encode(question.make(name, number))
-            link = self.hub.ask(name, data)
+            link = self.hub.ask(name, question.make(name, number))
             if link is None:
                 reasons[name] = "not connected"
             else:
                 asked[name] = link, number
-                self.traffic[name, "down"] += len(data)
         end = self.hub.now() + question.deadline
         while asked and (left := end - self.hub.now()) > 0:
             came = self.hub.wait(min(left, PAUSE))
@@ -327,7 +322,7 @@ class Parent:
 
     def _take(
         self,
-        came: tuple[str, bytes | None],
+        came: tuple[str, bytes | bytearray | None],
         asked: dict[str, tuple[str, int]],
         question: Question,
         answers: dict[str, Any],
@@ -343,7 +338,6 @@ class Parent:
             if self.hub.link_of(name) != link:
                 raise Refused(f"it speaks for {name[:60]!r}, which it is not")
             self._late.pop(name, None)
-            self.traffic[name, "up"] += len(data)
             if asked.get(name) != (link, number):
                 return  # an answer to a question that is no longer asked
             if message.kind == "absent":
@@ -357,7 +351,6 @@ class Parent:
             del asked[name]
         except (Refused, ConnectionError) as error:
             if isinstance(error, Refused):
-                log.warning("%s: %s; its link is closed", link, error, extra=event("refused", link))
                 self.hub.forget(link, str(error))
             why = "refused" if isinstance(error, Refused) else "link closed"
             for name in [name for name, (its, _) in asked.items() if its == link]:
