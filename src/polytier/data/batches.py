@@ -161,7 +161,9 @@ class Batches:
         self.order[place] = order
         self.stamp[rows] = epoch
 
-    def walk(self, rows: Tensor, round_: int, call: int, size: int | Tensor, stream: str = "") -> Walk:
+    def walk(
+        self, rows: Tensor, round_: int, call: int, size: int | Tensor, stream: str = "", shuffle: bool = True
+    ) -> Walk:
         """The mini-batches of one call, one after the other.
 
         Args:
@@ -170,9 +172,11 @@ class Batches:
             call: the number of the call in its round.
             size: the batch size, one for all devices or one per device [n].
             stream: calls with another stream draw other batches.
+            shuffle: whether batches are made anew in every epoch; otherwise they follow the order of the data.
         """
         devices = rows.numpy()
-        self.reshuffle(devices, round_)
+        if shuffle:
+            self.reshuffle(devices, round_)
         layout = self.layout(devices, size)
         if layout.same and not self.keyed:
             return Walk(self, layout, None, stream)

@@ -29,6 +29,7 @@ from polytier.models.losses import Loss, cross_entropy
 from polytier.models.trainable import Trainable, digest
 from polytier.stack.batch_norm import replace_batch_norms
 from polytier.stack.dropout import key_dropouts
+from polytier.stack.features import Boundary
 from polytier.stack.gradient import grad
 from polytier.stack.rows import LINE, aligned
 from polytier.stack.tracing import trace
@@ -53,6 +54,7 @@ class Objective:
         trainable: which parameters train.
         seed: determines the first values of parameters that `trainable` adds.
         share: whether frozen parameters use the memory of those of `module`, which must then not be changed.
+        boundary: if it is given, inputs are features, and only the layers after this boundary are computed.
 
     Attributes:
         names: names of the parameters that train, in the order of the row.
@@ -92,7 +94,9 @@ class Objective:
         trainable: Trainable = ALL,
         seed: int = 0,
         share: bool = False,
+        boundary: Boundary | None = None,
     ) -> None:
+        self.boundary = boundary
         self.module = trainable.apply(module, seed, share).to(device=device, dtype=dtype)
         self.sample_loss, self.l2, self.dtype, self.batching = loss, l2, dtype, batching
         self.device, self.trainable = torch.device(device), trainable
@@ -199,7 +203,10 @@ class Objective:
             layer.mask = self._mask
         try:
             values = {**self.parameters(row), **self.statistics(self._statistics), **self._expanded}
-            return functional_call(self.module, values, (inputs,))
+            if self.boundary is None:
+                return functional_call(self.module, values, (inputs,))
+            rest = self.boundary.rest(self.module)
+            return functional_call(rest, self.boundary.own(values, rest), (inputs,))
         finally:
             for layer in self.dropouts:
                 layer.key = None  # it may be a tensor of torch.func, which cannot be pickled
