@@ -6,6 +6,7 @@
     against  | this tree and REV in turns on the works of benchmarks/same_bits.py, with one worker
     peers    | FedJAX, pfl-research and Flower on the work `common`, with the Python in which they are installed
     million  | benchmarks/million.py
+    bounds   | benchmarks/bounds.py: what is reachable on this machine
     start    | seconds from the command `polytier run --rounds 1` to its end, and evaluation beside a round of PerMFL
 
 Everything is written to docs/results/bench.json, after each part. Nothing else may run on the machine.
@@ -69,6 +70,10 @@ def million(options: argparse.Namespace) -> Any:
     return output("benchmarks/million.py").splitlines()
 
 
+def bounds(options: argparse.Namespace) -> Any:
+    return output("benchmarks/bounds.py").splitlines()
+
+
 EVALUATION = """
 import time, torch, polytier
 spec = polytier.RunSpec(algorithm="permfl", data="mnist", data_dir=DIR, devices=40, teams="4", workers=1)
@@ -98,7 +103,7 @@ def start(options: argparse.Namespace) -> Any:
     return found
 
 
-PARTS = {"bench": bench, "against": against, "peers": peers, "million": million, "start": start}
+PARTS = {"bench": bench, "against": against, "peers": peers, "million": million, "bounds": bounds, "start": start}
 
 
 def main() -> None:

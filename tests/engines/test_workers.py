@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +17,9 @@ import torch
 
 import polytier
 from polytier import FedAvg, Federation
-from polytier.engines.stacked import AGAIN, Times
+from polytier.engines.stacked import AGAIN, Pieces, Times, cut
 from polytier.engines.workers import Channel, WorkerLost, Workers, WorkerTraceback
+from polytier.method.call import Call, Clock
 from polytier.runs.loop import make_loop
 from tasks import Forgetful, Locked, after, compute, die, echo, fail, fail_by, meet, remember, samples_of, touch
 
@@ -346,3 +348,17 @@ def test_who_computes_a_call_changes_no_bit(monkeypatch, alone):
     found = polytier.train(method, digits, "mclr", rounds=3, workers=2)
     for model in ("personal", "global_"):
         assert torch.equal(getattr(found, model), getattr(expected, model))
+
+
+def test_a_kept_cut_gives_the_parts_of_the_call_at_hand():
+    blocks, sender = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    first = Call(1, torch.arange(8), "solve", Clock(0), torch.zeros(2, 3), sender, blocks, torch.ones(8))
+    pieces = Pieces(first, 4, cut(first, 4))
+    later = replace(first, clock=Clock(5, 1), rows=torch.arange(6.0).reshape(2, 3), quiet=True)
+    assert pieces.fits(later)
+    assert not pieces.fits(replace(first, ids=first.ids.clone()))
+    for found, (start, end, _) in zip(pieces.parts(later), pieces.runs, strict=True):
+        expected = later.part(start, end)
+        assert (found.clock, found.quiet) == (later.clock, True)
+        for name in ("ids", "rows", "sender", "blocks", "shares"):
+            assert torch.equal(getattr(found, name), getattr(expected, name)), name

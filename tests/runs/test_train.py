@@ -67,6 +67,14 @@ def test_dir_shows_the_api_and_nothing_else():
     assert {"__version__", "__doc__"} <= set(dir(polytier))
 
 
+def test_a_mini_batch_is_gathered_once_only_if_it_is_all_of_a_device(federation):
+    most = int(federation.samples.max())
+    for size, keyed, same in ((most, False, True), (most, True, False), (most - 1, False, False)):
+        walk = Batches(federation, 0, torch.float32, keyed=keyed).walk(torch.arange(len(federation)), 0, 0, size)
+        first = walk.next()
+        assert (walk.next() is first) == same
+
+
 def test_without_shuffle_every_epoch_has_the_same_mini_batches(federation):
     def batches(round_: int, shuffle: bool) -> set[bytes]:
         walk = Batches(federation, 0, torch.float32).walk(torch.tensor([0]), round_, 0, 32, shuffle=shuffle)

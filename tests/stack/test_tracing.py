@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from polytier.data.batches import Batch, Group, share_of_batch
 from polytier.models import zoo as models
-from polytier.models.losses import cross_entropy, squared_error
+from polytier.models.losses import cross_entropy, quadratic_loss, squared_error
 from polytier.stack import tracing as graphs
 from polytier.stack.objective import BATCHINGS, Objective, choose_batching, columns, stacks_of
 from polytier.stack.optimizers import LocalOptimizer
@@ -631,3 +631,20 @@ def test_a_view_of_a_turned_product_is_a_reshape():
     theta = stacked.initial + 0.1 * torch.randn(4, stacked.dimension, generator=generator, dtype=DOUBLE)
     torch.testing.assert_close(stacked.grad(theta, batch), eager.grad(theta, batch), rtol=0, atol=1e-12)
     assert choose_batching(stacked, batch) == "stacked"
+
+
+@pytest.mark.parametrize("samples", [1, 2, 5])
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_selections_from_a_stack_keep_their_bits_and_the_signs_of_zeros(rows, samples):
+    """The graph of `quadratic` is made shorter: elements of a stack are used directly, also in the gradient."""
+    generator = torch.Generator().manual_seed(rows)
+    theta = torch.randn(rows, 7, generator=generator)
+    A, b = torch.randn(rows, samples, 7, 7, generator=generator), torch.randn(rows, samples, 7, generator=generator)
+    theta[:, ::3], A[:, :, ::2], b[..., ::4] = -0.0, 0.0, -0.0
+    weight = torch.full((rows, samples), 1 / samples)
+    objective = Objective(models.Quadratic(7), quadratic_loss)
+    found = objective.grad(theta, Batch([Group(slice(None), A, b, weight)], rows))
+    expected = torch.func.vmap(torch.func.grad(objective.mean_loss))(theta, A, b, weight)
+    assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+    names = {str(node.target) for run in objective._compiled.values() for node in run.__self__.graph.nodes}
+    assert not any("select" in name or "stack" in name for name in names)
