@@ -377,7 +377,7 @@ def test_the_broker_lets_a_node_write_under_its_own_name_and_read_what_is_for_it
 
     def eve() -> Broker:
         will = "polytier/from/device/eve/all", b""
-        return Broker(mosquitto.via, keys / "device-eve", will, lambda topic, data: read.append(topic), list)
+        return Broker(mosquitto.via, keys / "device-eve", will, lambda topic, data: read.append(topic), lambda: None)
 
     with Mosquitto(keys) as mosquitto:
         hub, reader = make_hub(mosquitto.via, keys / "server"), eve()
