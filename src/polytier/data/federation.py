@@ -271,6 +271,11 @@ class Federation:
         # a copy: the bounds may move to shared memory, for worker processes, while others use this federation
         return self.bounds[:, 0].numpy().copy(), self.samples.numpy()
 
+    @cached_property
+    def layouts(self) -> dict[tuple[bytes, int | bytes], Any]:
+        """What the mini-batches of the same devices have in common, kept here by `polytier.data.batches`."""
+        return {}
+
     @property
     def is_tokens(self) -> bool:
         """Whether inputs are sequences of token ids [N, T], each of which has a target."""
@@ -326,15 +331,26 @@ class Federation:
         Raises:
             ValueError: the inputs are integers other than uint8.
         """
+        values = self.training_inputs()
+        axes = [0, *range(2, values.ndim)] if values.ndim > 2 else [0]
+        mean = values.mean(axes, keepdim=True)[0]
+        return self.rescaled(mean, spread_of(values.std(axes, keepdim=True, correction=0)[0]))
+
+    def training_inputs(self) -> Tensor:
+        """[N, ...] the inputs of all training samples as a model sees them, as float64.
+
+        Raises:
+            ValueError: the inputs are integers other than uint8.
+        """
         start, end = self.span("train")
         train = torch.cat([self.x[s:e] for s, e in zip(start.tolist(), end.tolist(), strict=True)])
-        axes = [0, *range(2, train.ndim)] if train.ndim > 2 else [0]
         values = self.inputs(train, torch.float64)
         if not values.is_floating_point():
             raise ValueError("only images and floats can be standardised; these inputs are integers")
-        mean = values.mean(axes, keepdim=True)[0]
-        spread = values.std(axes, keepdim=True, correction=0)[0]
-        spread = torch.where(spread > 1e-8, spread, torch.ones_like(spread))  # a constant feature becomes 0
+        return values
+
+    def rescaled(self, mean: Tensor, spread: Tensor) -> Federation:
+        """The same data; a model sees inputs minus `mean`, divided by `spread`."""
         scale = torch.ones(()) if self.scale is None else self.scale
         shift = torch.zeros(()) if self.shift is None else self.shift
         return replace(self, scale=scale / spread, shift=(shift - mean) / spread)
@@ -343,6 +359,11 @@ class Federation:
         """A federation whose targets are column `k` of the targets; the inputs are not copied."""
         classes = None if self.num_classes is None else int(self.y[:, k].max()) + 1
         return replace(self, y=self.y[:, k].contiguous(), num_classes=classes)
+
+
+def spread_of(deviation: Tensor) -> Tensor:
+    """What inputs are divided by, given their standard deviation; a constant feature is not scaled, and becomes 0."""
+    return torch.where(deviation > 1e-8, deviation, torch.ones_like(deviation))
 
 
 def as_tensor(values: Any) -> Tensor:

@@ -323,6 +323,7 @@ def make_context(
         for_nodes(participation, topology),
         seed=spec.seed,
         batch_size=spec.batch_size,
+        shuffle=spec.shuffle,
         absent=spec.absent,
         metrics=judged,
         ledger=Ledger(topology),

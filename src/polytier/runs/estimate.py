@@ -108,7 +108,7 @@ def seconds_a_step(context: Context) -> float:
     rows = torch.arange(min(default_tile(context), len(context.batches.federation)))
     theta = context.objective.initial.to(context.objective.device).expand(len(rows), -1).clone()
     sizes = batch_sizes(context.batch_size, context.batches.federation.samples[rows], 0)
-    walk = context.batches.walk(rows, 0, 0, sizes)
+    walk = context.batches.walk(rows, 0, 0, sizes, shuffle=context.shuffle)
     context.objective.grad(theta, walk.next())  # traces the graph, which the run then uses
     started = time.perf_counter()
     for _ in range(TIMED):

@@ -264,7 +264,8 @@ class Objective:
             whole: list[Piece] = [self.grad(theta, batch, statistics=statistics)]
             return iter([(slice(None), whole)])
         group = batch.groups[0]
-        if len(group.x) == len(theta) and len(stacks_of(len(theta))) == 1:  # the usual case, without any slices
+        n = theta.shape[0]
+        if group.x.shape[0] == n and len(stacks_of(n)) == 1:  # the usual case, without any slices
             pieces = self._graph("grad", None, (theta, *self._data(group)), True)
             return iter([(slice(None), self._with_l2(pieces, theta) if self.l2 else pieces)])
         return self._pieces_of_parts(theta, batch)
@@ -358,15 +359,16 @@ class Objective:
     def _graph(self, kind: str, loss: Callable | None, inputs: Sequence[Tensor], stacked: bool) -> Any:
         """Run the graph for inputs of these shapes, which is traced the first time; gradients come in pieces."""
         inputs = [aligned(inputs[0]) if stacked else inputs[0], *(i.contiguous() for i in inputs[1:])]
-        signature = (kind, loss, stacked, *[i.shape for i in inputs])
+        signature = (kind, loss, stacked, *(i.shape for i in inputs))
         compiled = self._compiled.get(signature)
         if compiled is None:
             function = self._function(kind, loss)
             function = grad(function) if kind == "grad" else function
             graph = trace(self._over_rows(function) if stacked else function, inputs, stacked and kind == "grad")
             compiled = self._compiled[signature] = graph
-        with torch.no_grad():
-            return compiled(*inputs)
+        if any(i.requires_grad for i in inputs):  # a graph is always run without autograd
+            inputs = [i.detach() for i in inputs]
+        return compiled(*inputs)
 
     def _over_rows(self, function: Callable) -> Callable:
         """`function` of one row for each row of a stack.
