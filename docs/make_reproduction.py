@@ -2,7 +2,7 @@
 
     PYTHONPATH=$PWD/src python docs/make_reproduction.py [--collect FOLDER]
 
-With --collect, files of finished runs are first copied from FOLDER/PAPER/*.json to docs/results/PAPER.
+With --collect, FOLDER/PAPER/*.json and FOLDER/PAPER-quick.json are first copied to docs/results.
 
 A table stands between two comments. The first one says what it shows:
 
@@ -65,6 +65,12 @@ def chosen(text: str) -> tuple[dict[str, Any] | None, list[str]]:
     return judged(paper, scale).get(name), words
 
 
+def none(text: str) -> str:
+    """What stands where there is no result."""
+    what, scale, *_ = text.split(" ")
+    return f"\n`{what}`, {scale} scale: no stored result.\n"
+
+
 # -- tables -------------------------------------------------------------------------------------------
 
 
@@ -74,7 +80,7 @@ def rows(text: str) -> str:
     wanted = [row for row in (item["rows"] if item else ()) if all(word in row["labels"] for word in words)]
     there = [row for row in wanted if row["best"]["ours"] is not None]
     if item is None or not there:
-        return "\nNot run.\n"
+        return none(text)
     kept = [k for k in range(len(item["columns"])) if len({row["labels"][k] for row in there}) > 1] or [0]
     validated = any(row["chosen"]["ours"] for row in there)
     head = [*(item["columns"][k] for k in kept), "paper", "best", *(["chosen"] if validated else []), "seeds", ""]
@@ -95,7 +101,7 @@ def claims(text: str) -> str:
     wanted = [claim for claim in (item["claims"] if item else ()) if all(word in claim["text"] for word in words)]
     there = [claim for claim in wanted if claim["state"] != verdicts.UNTESTED]
     if not there:
-        return "\nNot tested.\n"
+        return none(text)
     lines = [[claim["text"], claim["state"], claim["rests_on"], str(claim["seeds"])] for claim in there]
     missing = len(wanted) - len(there)
     made = table(["claim", "here", "decided by", "seeds"], lines)
@@ -158,8 +164,8 @@ MAKE = {"rows": rows, "claims": claims, "overview": overview, "origin": origin}
 
 def collect(folder: Path) -> None:
     """Copy files of finished runs to docs/results."""
-    for path in sorted(folder.glob("*/*.json")):
-        place = RESULTS / path.parent.name / path.name
+    for path in [*folder.glob("*/*.json"), *folder.glob("*-quick.json")]:
+        place = RESULTS / path.relative_to(folder)
         place.parent.mkdir(exist_ok=True)
         shutil.copy(path, place)
 
