@@ -32,6 +32,14 @@ def test_an_example_is_written_and_settled(tmp_path):
     assert tomllib.loads((tmp_path / "job.toml").read_text()) == settled
 
 
+def test_a_method_without_teams_says_whom_devices_dial(tmp_path):
+    text = TEMPLATE.replace('"permfl"', '"fedavg"').replace("team_rounds = 2\n", "")
+    (tmp_path / "job.toml").write_text(text)
+    assert "devices dial the server; with relay = true" in call("federation", "init", "job.toml").output
+    (tmp_path / "job.toml").write_text(text.replace("quorum = 0.5", "quorum = 0.5\nrelay = true"))
+    assert "devices dial their teams" in call("federation", "init", "job.toml").output
+
+
 def test_keys_from_the_command_line(tmp_path):
     call("federation", "ca")
     for name in ("server", "team/north", "device/ann"):
@@ -73,7 +81,7 @@ WRONG = {
     "one of float32": f'[network]\n{ROSTER}\ndtype = "object"',
     "is a file": f'device_participation = "table:x.npy"\n[network]\n{ROSTER}',
     "one value per node": f"[set]\ndevice_lr = [0.1, 0.2, 0.3]\n[network]\n{ROSTER}",
-    "standardize needs all data": f"standardize = true\n[network]\n{ROSTER}",
+    "tokens cannot be standardised": f'standardize = true\n[network]\ndtype = "int64"\n{ROSTER}',
     "no algorithm": f'algorithm = "fedavgg"\n[network]\n{ROSTER}',
     "true groups": f'algorithm = "oracle"\n[network]\n{ROSTER}',
 }

@@ -7,6 +7,7 @@ import os
 import queue
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -14,19 +15,24 @@ import tomli_w
 import torch
 
 pytest.importorskip("websockets")
+pytest.importorskip("paho.mqtt")
 
+from brokers import MISSING, MOSQUITTO, Mosquitto
 from network_processes import Processes, flat, write_device
 from network_tree import data
-from polytier import PerMFL, Run, Topology
+from polytier import Ditto, PerMFL, Run, Topology
 from polytier.engines.network.absences import read_absences
 from polytier.engines.network.keys import enrol, make_authority
 from polytier.runs.job import settle
 from polytier.runs.join import run_devices, run_team
 from polytier.runs.load import load_run
 from polytier.runs.loop import make_loop
+from polytier.runs.read import RunRecord
 from polytier.runs.replay import read_status, replay_run
 from polytier.runs.serve import run_server
 
+BROKER = pytest.mark.skipif(MOSQUITTO is None, reason=MISSING)
+NETWORKS = pytest.mark.parametrize("mqtt", [False, pytest.param(True, marks=BROKER)], ids=["websocket", "mqtt"])
 TEAMS = {"t0": ["d0", "d2"], "t1": ["d1", "d3"]}
 PERMFL: dict[str, Any] = {"algorithm": "permfl", "set": {"device_steps": 2, "team_rounds": 2}}
 
@@ -45,8 +51,9 @@ def same_models(processes: Processes, run: Run) -> None:
             assert torch.equal(torch.cat([own[key].flatten() for key in sorted(own)]), kept[str(name)]), (kind, name)
 
 
-def test_processes_have_the_bits_of_the_simulation_and_end_by_themselves(tmp_path):
-    with Processes(tmp_path, TEAMS, {}, rounds=3, **PERMFL) as processes:
+@NETWORKS
+def test_processes_have_the_bits_of_the_simulation_and_end_by_themselves(tmp_path, mqtt):
+    with Processes(tmp_path, TEAMS, {}, mqtt, rounds=3, **PERMFL) as processes:
         processes.start()
         processes.wait()
         with make_loop(
@@ -65,9 +72,32 @@ def test_processes_have_the_bits_of_the_simulation_and_end_by_themselves(tmp_pat
             assert [line["id"] for line in csv.DictReader(file)] == ["d0", "d1", "d2", "d3"]
 
 
-def test_killed_processes_come_back_and_the_replay_has_the_same_bits(tmp_path):
+def test_standardisation_needs_no_data_in_one_place(tmp_path):
+    with Processes(tmp_path, TEAMS, {}, rounds=2, standardize=True, **PERMFL) as processes:
+        processes.start()
+        processes.wait()
+        pooled = processes.federation.standardized()
+        found = load_run(processes.out, None, False).context.population
+        for one, other in ((found.scale, pooled.scale), (found.shift, pooled.shift)):
+            assert one is not None
+            assert other is not None
+            assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
+        with make_loop(PerMFL(device_steps=2, team_rounds=2), pooled, "mclr", batch_size=4, seed=3) as loop:
+            run = loop.run(2)
+        assert run.global_ is not None
+        parameters = run.context.objective.parameters(
+            run.global_.unsqueeze(0) if run.global_.ndim == 1 else run.global_
+        )
+        pieces = torch.cat([parameters[key].flatten() for key in sorted(parameters)])
+        assert torch.allclose(processes.models("global")["server"], pieces, atol=1e-6)
+        replay_run(processes.out, tmp_path / "data", tmp_path / "replayed")
+        same_models(processes, load_run(tmp_path / "replayed", None, False))
+
+
+@NETWORKS
+def test_killed_processes_come_back_and_the_replay_has_the_same_bits(tmp_path, mqtt):
     settings = {**PERMFL, "set": {"device_steps": 20, "team_rounds": 5}}
-    with Processes(tmp_path, TEAMS, {"quorum": 0.5, "deadline": 2.0}, rounds=25, **settings) as processes:
+    with Processes(tmp_path, TEAMS, {"quorum": 0.5, "deadline": 2.0}, mqtt, rounds=25, **settings) as processes:
         processes.start()
         processes.until(lambda: processes.rounds() > 0, "the first round")
         pid = processes.processes["device/d3"].pid
@@ -82,19 +112,27 @@ def test_killed_processes_come_back_and_the_replay_has_the_same_bits(tmp_path):
             start()
             seen = processes.rounds()
             processes.until(lambda seen=seen: processes.rounds() > seen + 1, name)
+        if processes.broker is not None:
+            processes.broker.kill()
+            processes.broker.start()
         processes.kill("server")
         processes.server()
         processes.wait()
         absences = read_absences(processes.out / "absences.csv")
         assert {"d0", "t1", "d3"} <= {line.name for line in absences}
         assert {"deadline", "late"} <= {line.why for line in absences if line.name == "d3"}
+        about = RunRecord(processes.out).network
+        assert about is not None
+        assert about["present"] == {"team/t0", "team/t1", *(f"device/d{k}" for k in range(4))}
+        assert {line["name"] for line in about["absences"]} == {line.name for line in absences}
         replay_run(processes.out, tmp_path / "data", tmp_path / "replayed")
         run = load_run(tmp_path / "replayed", None, False)
         assert run.rounds == 25
         same_models(processes, run)
 
 
-def test_four_tiers_and_gateways_have_the_bits_of_the_simulation(tmp_path):
+@NETWORKS
+def test_four_tiers_and_gateways_have_the_bits_of_the_simulation(tmp_path, mqtt):
     """Each node in a thread of its own, with links over TLS."""
     roster = {"east": {"t0": ["d0", "d2"], "t1": ["d1"]}, "west": {"t2": ["d3", "d4"]}}
     federation, keys, file = data(5, 1), tmp_path / "federation", tmp_path / "job.toml"
@@ -113,11 +151,11 @@ def test_four_tiers_and_gateways_have_the_bits_of_the_simulation(tmp_path):
         listening = {"started": told.put} if program is not run_devices else {}
         state = {} if program is run_server else {"state": tmp_path / "state" / place.name}
         threads[name] = pool.submit(program, *given, keys=place, **listening, **state, **more)
-        return told.get(timeout=60) if listening else ""
+        return told.get(timeout=60).replace(" as ", "/") if listening else ""
 
     threads: dict[str, Any] = {}
-    with ThreadPoolExecutor(16) as pool:
-        here = {"listen": "127.0.0.1:0"}
+    with Mosquitto(keys) if mqtt else nullcontext() as broker, ThreadPoolExecutor(16) as pool:
+        here = {"listen": "127.0.0.1:0" if broker is None else broker.via}
         server = run(run_server, "server", job, **here, folder=tmp_path / "run", stop=lambda: False)
         for region, teams in roster.items():
             above = run(run_team, f"team1/{region}", region, server, **here)
@@ -141,6 +179,17 @@ def test_four_tiers_and_gateways_have_the_bits_of_the_simulation(tmp_path):
         own = parameters(row.unsqueeze(0))
         assert torch.equal(torch.cat([own[key].flatten() for key in sorted(own)]), flat(path))
     assert read_absences(tmp_path / "run" / "absences.csv") == []
+
+
+def test_teams_that_pass_messages_on_change_no_bit(tmp_path):
+    settings: Any = {"algorithm": "ditto", "rounds": 3, "set": {"device_steps": 2}}
+    with Processes(tmp_path, TEAMS, {"relay": True}, **settings) as processes:
+        processes.start()
+        processes.wait()
+        assert "device/d0 is passed on" in processes.log("team/t0")
+        assert processes.absences() == []
+        with make_loop(Ditto(device_steps=2), processes.federation, "mclr", batch_size=4, seed=3) as loop:
+            same_models(processes, loop.run(3))
 
 
 def test_devices_of_a_flat_method_join_the_server_and_a_stranger_is_refused(tmp_path):

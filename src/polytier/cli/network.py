@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from polytier._terminal import Interrupt, loading_torch, say, set_up_logging
+from polytier._terminal import Interrupt, JsonLines, loading_torch, say, set_up_logging
 from polytier._text import counted
 from polytier.cli.options import Trust, a_path, check_code
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings only.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print log messages.")]
+Health = Annotated[
+    str | None, typer.Option("--health", metavar="HOST:PORT", help="Answer /healthz and /metrics (Prometheus) there.")
+]
+
+
+class LogFormat(StrEnum):
+    """How lines of the log look."""
+
+    text = "text"
+    json = "json"
+
+
+LogAs = Annotated[LogFormat, typer.Option("--log-format", help="json: one JSON object per line.")]
 Keys = Annotated[
     Path,
     typer.Option("--keys", metavar="DIR", parser=a_path, help="Folder with key.pem, cert.pem and ca.pem of this node."),
@@ -26,8 +40,16 @@ State = Annotated[
     Path | None,
     typer.Option("--state", metavar="DIR", parser=a_path, help="Folder for rows and models (default state/NAME)."),
 ]
+Via = Annotated[
+    str | None,
+    typer.Option(
+        "--via", metavar="mqtts://HOST:PORT", help="Use this MQTT broker; --parent is then server or team/NAME."
+    ),
+]
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", parser=a_path, help="The job.")]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="server, device/NAME, team/NAME or gateway/NAME.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="server, device/NAME, team/NAME, gateway/NAME or broker/NAME.")
+]
 
 federation = typer.Typer(no_args_is_help=True, help="A federation over a network: its job, keys and state.")
 
@@ -50,6 +72,10 @@ def init(job: JobFile) -> None:
     tree = settled.tree
     teams = "".join(f" in {counted(tree.size(t), 'team')}" for t in range(tree.leaf - 1, 0, -1))
     say(f"{job}: {settled.spec.algorithm} for {counted(tree.size(tree.leaf), 'device')}{teams}")
+    if tree.num_tiers < settled.roster.num_tiers:
+        how = "devices dial the server; with relay = true in [network] they dial their teams, which pass everything on"
+        how = "devices dial their teams, which pass everything on to the server" if settled.relayed else how
+        say(f"this method has no teams: {how}")
 
 
 @federation.command()
@@ -76,7 +102,14 @@ def enrol(
     if request:
         say(f"send {keys.make_request(folder, name)} to the authority; its key stays in {folder}")
         return
-    say(f"carry {keys.enrol(folder, name)} to {name}, and use it as --keys there")
+    place = keys.enrol(folder, name)
+    if name.startswith("broker/"):
+        from polytier.engines.network.mqtt import write_broker_files
+
+        write_broker_files(place)
+        say(f"{place} has the key, mosquitto.conf and acl of the broker: mosquitto -c {place / 'mosquitto.conf'}")
+        return
+    say(f"carry {place} to {name}, and use it as --keys there")
 
 
 @federation.command()
@@ -136,13 +169,18 @@ def serve(
     ] = None,
     team: Annotated[str | None, typer.Option("--team", metavar="NAME", help="Run this team instead.")] = None,
     parent: Parent = None,
+    via: Via = None,
     state: State = None,
+    health: Health = None,
+    log_format: LogAs = LogFormat.text,
     trust: Trust = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
     """Run the server of a job, or with --team a team. Started again, both continue where they were."""
-    set_up_logging(quiet, verbose)
+    log_as(log_format, "server" if team is None else f"team/{team}", quiet, verbose)
+    if via is not None:
+        place_of("server", via)
     if (job is None) == (team is None):
         raise ValueError("give JOB.toml for the server, or --team NAME --parent HOST:PORT for a team")
     loading_torch(quiet)
@@ -151,8 +189,9 @@ def serve(
 
         if parent is None:
             raise ValueError("--parent is missing: HOST:PORT at which the parent of this team listens")
-        text = run_team(team, parent, listen, keys, state or Path("state") / team, announce, trust)
-        say(f"polytier: the run is over: {text}")
+        home = state or Path("state") / team
+        text = run_team(team, place_of(parent, via), via or listen, keys, home, announce, trust, health)
+        say(f"polytier: the run is over: {text}", event="end")
         return
     assert job is not None
     from polytier.runs.job import read_job
@@ -162,7 +201,7 @@ def serve(
     check_code(read.spec.values(), job, trust)
     folder = out or Path("runs") / job.stem
     with Interrupt() as interrupt:
-        run_server(read, listen, keys, folder, announce, interrupt)
+        run_server(read, via or listen, keys, folder, announce, interrupt, health)
     print(folder)
 
 
@@ -180,13 +219,16 @@ def join(
         Path | None,
         typer.Option("--keys", metavar="DIR", parser=a_path, help="Folder with key.pem, cert.pem and ca.pem."),
     ] = None,
+    via: Via = None,
     state: State = None,
+    health: Health = None,
+    log_format: LogAs = LogFormat.text,
     trust: Trust = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
     """Take part in a run as a device, or as a gateway for several. Started again, it continues where it was."""
-    set_up_logging(quiet, verbose)
+    log_as(log_format, f"device/{name}" if name else f"gateway/{data.name}", quiet, verbose)
     if (name is None) == (names is None):
         raise ValueError("give --name NAME with --data FILE.npz, or --names FILE with --data DIR")
     if name is not None:
@@ -201,8 +243,8 @@ def join(
 
     own = name or data.name
     place = keys or Path("federation") / f"device-{own}"
-    text = run_devices(parent, place, state or Path("state") / own, files, trust)
-    say(f"polytier: the run is over: {text}")
+    text = run_devices(place_of(parent, via), place, state or Path("state") / own, files, trust, health)
+    say(f"polytier: the run is over: {text}", event="end")
 
 
 def replay(
@@ -223,13 +265,40 @@ def replay(
     print(out)
 
 
+def log_as(form: LogFormat, node: str, quiet: bool, verbose: bool) -> None:
+    """Set up the log of a node."""
+    set_up_logging(quiet, verbose, JsonLines(node) if form is LogFormat.json else None)
+
+
 def announce(address: str) -> None:
     """Print where a node listens; other programs read this line."""
     print(f"listening at {address}", flush=True)
 
 
+def place_of(parent: str, via: str | None) -> str:
+    """Where a parent is: HOST:PORT, or its name behind a broker.
+
+    Raises:
+        ValueError: `via` is no broker, or `parent` no name.
+    """
+    if via is None:
+        return parent
+    from polytier.engines.network.transport import MQTT, check_address
+
+    if not via.startswith(MQTT):
+        raise ValueError(f"--via {via} is no broker; give mqtts://HOST:PORT")
+    check_address(via)
+    kind, slash, own = parent.partition("/")
+    if parent != "server" and not (slash and own and kind.rstrip("0123456789") == "team"):
+        raise ValueError(f"--parent {parent} is no name; with --via give server, or team/NAME (team1/NAME, ...)")
+    return f"{via}/{parent}"
+
+
 def check_address(name: str) -> None:
     """Raise an error unless this names a node."""
     kind, slash, own = name.partition("/")
-    if name != "server" and not (slash and own and kind.rstrip("0123456789") in ("device", "team", "gateway")):
-        raise ValueError(f"{name!r} is no node; give server, device/NAME, team/NAME (team1/NAME, ...) or gateway/NAME")
+    kinds = ("device", "team", "gateway", "broker")
+    if name != "server" and not (slash and own and kind.rstrip("0123456789") in kinds):
+        raise ValueError(
+            f"{name!r} is no node; give server, device/NAME, team/NAME (team1/NAME, ...), gateway/NAME or broker/NAME"
+        )

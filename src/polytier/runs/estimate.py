@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import os
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +23,7 @@ from polytier.method.context import Context
 from polytier.method.memory import Memory
 from polytier.runs.callbacks import IN_FILES, rows_bytes
 from polytier.runs.loop import Loop
-from polytier.stack.held import bytes_of_gradient
+from polytier.stack.held import bytes_of_gradient, physical_memory
 from polytier.tree.participation import Participation
 from polytier.tree.topology import Topology
 
@@ -79,18 +77,6 @@ def check_memory(loop: Loop) -> None:
                 f"this needs about {size(total)} of memory, {size(max(need.values()))} for its {what}; "
                 f"available: {size(have)}; {then}"
             )
-
-
-def physical_memory() -> int | None:
-    """Memory in bytes that this process may use; None if the system does not report it."""
-    try:
-        have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None
-    try:
-        return min(have, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):
-        return have
 
 
 def seconds_a_round(loop: Loop, workers: int) -> float | None:

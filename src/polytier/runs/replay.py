@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from polytier.runs.callbacks import RunFolder
 from polytier.runs.folder import check_free
 from polytier.runs.job import Job, make_job
 from polytier.runs.loop import Loop
-from polytier.runs.read_files import STATE, read_config
-from polytier.runs.serve import JOB, NETWORK, PRESENT
+from polytier.runs.read_files import PRESENT, STATE, read_config
+from polytier.runs.serve import JOB, NETWORK, SCALING
 
 
 def read_status(folder: Path) -> dict[str, Any]:
@@ -47,7 +48,8 @@ def job_of_folder(folder: Path) -> Job:
     """The job of a network run."""
     about = read_json(folder / NETWORK)
     config = {key: value for key, value in read_config(folder).items() if key != "versions"}
-    return make_job({**about[JOB]["spec"], **config}, about[JOB]["network"], str(folder / NETWORK))
+    job = make_job({**about[JOB]["spec"], **config}, about[JOB]["network"], str(folder / NETWORK))
+    return replace(job, scaling=about.get(SCALING))
 
 
 def replay_run(folder: Path, data: Path, out: Path) -> None:
@@ -78,10 +80,11 @@ def pooled(job: Job, folder: Path, names: list[str], counts: dict[str, list[int]
         if part.population.counts[0].tolist() != counts[name]:
             raise ValueError(f"{folder / name}.npz has other numbers of samples than in the run; give the same data")
     split = [np.repeat(np.arange(3), part.population.counts[0].numpy()) for part in parts]
-    return Federation.from_arrays(
+    federation = Federation.from_arrays(
         torch.cat([part.x for part in parts]),
         torch.cat([part.y for part in parts]),
         np.concatenate([np.full(len(part.x), name) for name, part in zip(names, parts, strict=True)]),
         split=np.concatenate(split),
         num_classes=job.network["classes"] or None,
     )
+    return job.rescaled(federation)

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from polytier._errors import BAD_INPUT, INTERRUPTED, Stopped, outcome
+from polytier._terminal import event
+from polytier.data.moments import mean_and_spread
 from polytier.engines.exchange import Exchange
 from polytier.engines.network.absences import FILE, read_absences, write_absences
 from polytier.engines.network.contents import Limits
+from polytier.engines.network.health import Vitals, answering
 from polytier.engines.network.keys import tls
+from polytier.engines.network.links import LinkHub
 from polytier.engines.network.parent import Parent
 from polytier.engines.network.rehearsal import rehearse
-from polytier.engines.network.websocket import WebSocketHub, split_address
+from polytier.engines.network.transport import check_address, open_hub
+from polytier.engines.network.world import places
 from polytier.files.lock import FolderLock
 from polytier.files.read import read_json
 from polytier.files.write import make_folder, remove_partials, write_json
+from polytier.messages.ledger import WAYS
 from polytier.method.context import Context
 from polytier.models.trainable import digest
 from polytier.runs import checkpoint
@@ -31,13 +40,15 @@ from polytier.runs.job import Job
 from polytier.runs.launch import advice
 from polytier.runs.loop import Loop
 from polytier.runs.model_specs import model_specs
-from polytier.runs.read_files import CHECKPOINTS
+from polytier.runs.read_files import CHECKPOINTS, PRESENT
 from polytier.runs.resume import check_settings
 
 log = logging.getLogger("polytier")
 PROGRAMS = {"measure": measure, "personal": personal}
-NETWORK, PRESENT = "network.json", "present.json"  # in the run folder of the server
-JOB = "job"  # under which network.json has the job
+NETWORK = "network.json"  # in the run folder of the server
+JOB, SCALING = "job", "scaling"  # under which network.json has the job, and mean and spread of the inputs
+NOTE = 1.0  # seconds between looks at who is there, for present.json
+MOST_LISTED = 2000  # nodes whose bytes are in present.json
 LOOK = 0.1  # seconds between looks at who has come
 START = 30.0  # seconds to wait for all children before the first call after a start
 
@@ -45,16 +56,37 @@ START = 30.0  # seconds to wait for all children before the first call after a s
 class EveryRound(RunFolder):
     """A run folder with a checkpoint after every round: the nodes can go back to the start of a round, not further."""
 
-    def __init__(self, folder: Path, lock: FolderLock, engine: Parent, hub: WebSocketHub) -> None:
+    def __init__(self, folder: Path, lock: FolderLock, engine: Parent, hub: LinkHub, vitals: Vitals) -> None:
         super().__init__(folder, resumed=True, lock=lock)
-        self.engine, self.hub = engine, hub
+        self.engine, self.hub, self.vitals = engine, hub, vitals
+        self._bytes: dict[str, list[int]] = {}
+        self._noted: dict[str, Any] = {}
+        self._guard = threading.Lock()
 
     def on_round(self, loop: Loop, record: dict[str, Any]) -> None:
         write_absences(self.folder / FILE, self.engine.absences)
         super().on_round(loop, record)
         if self.saved != loop.round:
             self.checkpoint(loop)
-        write_json(self.folder / PRESENT, {"round": loop.round, "present": self.hub.present(), "time": time.time()})
+        self.vitals.seconds, self.vitals.absences = record["seconds"], len(self.engine.absences)
+        there, of = len(self.hub.present()), self.vitals.expected
+        text = "round %d of %d: %.1f seconds, %d of %d children are there"
+        log.info(text, loop.round, loop.rounds, record["seconds"], there, of, extra=event("round"))
+        self._bytes = bytes_by_node(loop.context)
+        self.note_present()
+
+    def note_present(self) -> None:
+        """Write who is there to present.json, if that has changed."""
+        about = {"round": self.vitals.round, "present": self.hub.present(), "below": self.engine.present()}
+        about |= {"bytes": self._bytes}
+        with self._guard:
+            if about != self._noted:
+                write_json(self.folder / PRESENT, {**about, "time": time.time()})
+                self._noted = about
+
+    def checkpoint(self, loop: Loop) -> None:
+        super().checkpoint(loop)
+        self.vitals.round, self.vitals.saved = loop.round, time.time()
 
     def on_end(self, loop: Loop, run: Any) -> None:
         write_absences(self.folder / FILE, self.engine.absences)
@@ -62,7 +94,13 @@ class EveryRound(RunFolder):
 
 
 def run_server(
-    job: Job, listen: str, keys: Path, folder: Path, started: Callable[[str], None], stop: Callable[[], bool]
+    job: Job,
+    listen: str,
+    keys: Path,
+    folder: Path,
+    started: Callable[[str], None],
+    stop: Callable[[], bool],
+    health: str | None = None,
 ) -> None:
     """Run the server of a federation, from the start or from its last checkpoint.
 
@@ -73,23 +111,25 @@ def run_server(
         folder: The run folder.
         started: Called with the address at which the server listens.
         stop: Called before each round; the run stops if it returns True.
+        health: HOST:PORT for /healthz and /metrics.
 
     Raises:
         Stopped: The run ended before its last round. The message says how to continue.
     """
-    split_address(listen)
+    check_address(listen)
     tls(keys, listens=True)
     if any(spec.batching is None for spec in model_specs(job.spec).values()):
         raise ValueError("the job is not settled; run `polytier federation init JOB.toml` first")
     known = folder / NETWORK
     if not known.exists():
         check_free(folder)
-    made = make_folder(folder)
-    with FolderLock(folder, made) as lock:
+    made, vitals = make_folder(folder), Vitals("server", children=True)
+    with FolderLock(folder, made) as lock, answering(health, vitals):
         for place in (folder, folder / CHECKPOINTS, folder / "models"):
             remove_partials(place)
         gate = Admission(job, job.tree, 0, limits_of(job))
-        hub = WebSocketHub(listen, keys, gate)
+        hub = open_hub(listen, keys, gate)
+        vitals.present, vitals.traffic, vitals.expected = hub.present, hub.traffic, len(gate.children)
         try:
             started(hub.address)
             if known.exists():
@@ -98,11 +138,53 @@ def run_server(
             else:
                 gather(gate, float(job.network["wait"]), job.patience.quorum, stop)
                 whole = {**job.values(), "network": job.network}
-                about = {"run": secrets.token_hex(8), "counts": gate.counts, JOB: whole}
+                counts = gate.counts
+                about = {"run": secrets.token_hex(8), "counts": counts, JOB: whole, SCALING: scaling_of(gate, counts)}
                 write_json(known, about)
-            lead(job, gate, hub, about["run"], folder, lock, stop)
+            job = replace(job, scaling=about.get(SCALING))
+            lead(job, gate, hub, about["run"], folder, lock, stop, vitals)
         finally:
             hub.close()
+
+
+def bytes_by_node(context: Context) -> dict[str, list[int]]:
+    """Bytes down and up of every node by its address, for `polytier watch`; nothing for large trees."""
+    part = context.parts[0]
+    if sum(len(names) for names in part.topology.names) > MOST_LISTED:
+        return {}
+    found = {}
+    for tier in range(1, part.topology.num_tiers):
+        link = part.ledger.nodes[part.topology.link(tier)]
+        for name, node in places(part.topology, tier).items():
+            found[name] = [int(link[way][node]) for way in WAYS]
+    return found
+
+
+@contextmanager
+def repeated(action: Callable[[], None]) -> Iterator[None]:
+    """Call a function again and again in a thread, inside this context."""
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.wait(NOTE):
+            with suppress(OSError):  # a full disk ends the run elsewhere
+                action()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def scaling_of(gate: Admission, counts: Mapping[str, list[int]]) -> list[Any] | None:
+    """Mean and spread of the inputs of the devices in `counts`, if the job wants them standardised."""
+    if not gate.job.standardized:
+        return None
+    axes = len(gate.job.network["shape"])
+    return [values.tolist() for values in mean_and_spread(gate.all_moments(counts), axes)]
 
 
 def limits_of(job: Job) -> Limits:
@@ -122,13 +204,21 @@ def gather(gate: Admission, wait: float, quorum: float, stop: Callable[[], bool]
         if stop():
             raise Stopped("interrupted before the first round; start the server again", INTERRUPTED)
         if wait and time.monotonic() > end and len(gate.counts) >= max(1, quorum * everybody):
-            log.warning("starting with %d of %d devices; the others cannot take part", len(gate.counts), everybody)
+            text = "starting with %d of %d devices; the others cannot take part"
+            log.warning(text, len(gate.counts), everybody, extra=event("start"))
             return
         time.sleep(LOOK)
 
 
 def lead(
-    job: Job, gate: Admission, hub: WebSocketHub, run: str, folder: Path, lock: FolderLock, stop: Callable[[], bool]
+    job: Job,
+    gate: Admission,
+    hub: LinkHub,
+    run: str,
+    folder: Path,
+    lock: FolderLock,
+    stop: Callable[[], bool],
+    vitals: Vitals,
 ) -> None:
     """Train: the server's program, with all nodes below it over the network."""
     tree = those_counted(gate.tree, gate.counts)
@@ -140,14 +230,16 @@ def lead(
 
     with Loop(job.assemble(tree, job.population(tree, gate.counts), engine)) as loop:  # type: ignore[arg-type]
         initial = {part.name: digest({"": part.objective.initial}) for part in loop.context.parts}
-        gate.settle(tree, {"run": run, "initial": initial})
+        gate.settle(tree, {"run": run, "initial": initial, SCALING: job.scaling})
         hub.send_worlds()
-        writer = EveryRound(folder, lock, loop.context.engine, hub)  # type: ignore[arg-type]
+        writer = EveryRound(folder, lock, loop.context.engine, hub, vitals)  # type: ignore[arg-type]
+        vitals.expected = tree.size(1)
         await_children(hub, tree.size(1))
         resume_from(loop, folder)
         text = "stopped"
         try:
-            loop.run(loop.spec.rounds, [writer], stop)
+            with repeated(writer.note_present):
+                loop.run(loop.spec.rounds, [writer], stop)
             text = "done"
         except BaseException as error:
             code, reason = outcome(error)
@@ -173,10 +265,10 @@ def resume_from(loop: Loop, folder: Path) -> None:
     engine: Any = loop.context.engine
     engine.absences = [line for line in read_absences(folder / FILE) if line.round <= number]
     loop.restore(tensors, facts)
-    log.info("continuing after round %d of %d", loop.round, loop.spec.rounds)
+    log.info("continuing after round %d of %d", loop.round, loop.spec.rounds, extra=event("continue"))
 
 
-def await_children(hub: WebSocketHub, number: int) -> None:
+def await_children(hub: LinkHub, number: int) -> None:
     """Wait until all children can be called, for START seconds at most."""
     end = time.monotonic() + START
     while len(hub.present()) < number and time.monotonic() < end:

@@ -231,6 +231,13 @@ class RunSpec(BaseModel):
         shown="found by a check at the start",
         per_model=True,
     )
+    cache_features: bool = setting(
+        False,
+        "compute the outputs of frozen layers once and keep them in place of samples (with --train head, ...)",
+        "compute",
+        shown="no",
+        per_model=True,
+    )
     out: str | None = setting(None, "the run folder", "compute", shown="runs/ALGORITHM-DATA-SEED-N")
 
     @field_validator("teams", mode="before")

@@ -1,7 +1,9 @@
-"""How much memory the gradient of a model takes."""
+"""How much memory there is, and how much of it the gradient of a model takes."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,3 +45,15 @@ def bytes_of_gradient(objective: Objective, x: Tensor, y: Tensor) -> int:
     with counted:
         objective._eager("grad", None, [objective.initial.to(objective.device), x, y, weight, *key])
     return max(0, counted.total - 3 * objective.initial.nbytes)
+
+
+def physical_memory() -> int | None:
+    """Memory in bytes that this process may use; None if the system does not report it."""
+    try:
+        have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+    try:
+        return min(have, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):
+        return have

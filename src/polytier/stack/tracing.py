@@ -33,6 +33,7 @@ FUNCTIONS: dict[str, Callable] = {
     **{name: getattr(torch, name.partition(".")[0]) for name in OF_TORCH.split()},
     **{name: getattr(Tensor, name.partition(".")[0]) for name in OF_TENSORS.split()},
 }
+ELEMENTWISE = (aten.add.Tensor, aten.mul.Tensor, aten.sub.Tensor)
 RESHAPING = (aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.unsqueeze.default)
 
 
@@ -64,6 +65,7 @@ def trace(function: Callable, inputs: Sequence[Tensor], pieces: bool = False) ->
     if not any(schema.is_mutable for schema in map(schema_of, calls(graph)) if schema):
         drop_ones(graph)
         drop_idle(graph)
+        drop_stacks(graph)
         turned_some = turn_products(graph)
         add_in_place(graph)
     if pieces:
@@ -124,7 +126,7 @@ class Record(TorchDispatchMode):
         """The node that gave a tensor; if none did, a new constant. Other values are returned as they are."""
         if isinstance(value, Tensor) and id(value) not in self.nodes:
             name = f"constant_{len(vars(self.constants))}"
-            setattr(self.constants, name, value)
+            setattr(self.constants, name, value.detach() if value.requires_grad else value)
             self.know(value, self.graph.create_node("get_attr", name))
         return self.nodes[id(value)] if isinstance(value, Tensor) else value
 
@@ -211,12 +213,50 @@ def drop_idle(graph: Any) -> None:
         source = node.args[0]
         idle = node.target in RESHAPING and value(source).shape == value(node).shape
         idle |= node.target is aten.mul.Scalar and node.args[1] == 1
+        idle |= node.target is aten.permute.default and list(node.args[1]) == list(range(value(node).ndim))
+        idle |= node.target is aten.expand.default and all(broadcasts(user, node) for user in node.users)
         if node.target is aten.transpose.int and source.target is aten.transpose.int:
             there, back = ({d % value(node).ndim for d in n.args[1:]} for n in (source, node))
             idle, source = there == back, source.args[0]
+        if node.target is getitem and source.target is aten.split_with_sizes.default and len(source.args[1]) == 1:
+            idle, source = True, source.args[0]  # a model with one parameter
         if idle:
             node.replace_all_uses_with(source)
     graph.eliminate_dead_code()
+
+
+def broadcasts(user: Any, node: Any) -> bool:
+    """Whether an operation element by element gives the same if `node`, an expansion, is not expanded."""
+    shapes = [value(node.args[0]).shape if a is node else value(a).shape for a in user.args if hasattr(a, "meta")]
+    return user.target in ELEMENTWISE and torch.broadcast_shapes(*shapes) == value(user).shape
+
+
+def drop_stacks(graph: Any) -> None:
+    """Where an element is selected from a stack, use the element; likewise in the gradient of such a selection.
+
+    The gradient of two selections is the sum of two stacks of zeros, each with one element filled in. An element of it
+    is that element plus zero, which differs from the element alone if that is a negative zero.
+    """
+    for node in calls(graph):
+        if node.target is not aten.select.int:
+            continue
+        stack, dim, place = node.args
+        if stack.target is aten.stack.default and list(stack.args[1:]) == [dim]:
+            if all(user.target in ELEMENTWISE for user in node.users):  # others may depend on how it lies in memory
+                node.replace_all_uses_with(stack.args[0][place])
+        elif stack.target is aten.add.Tensor and all(is_filled(part, dim) for part in stack.args):
+            (one, i), (other, j) = ((part.args[0], part.args[3]) for part in stack.args)
+            if i != j and place in (i, j):
+                with graph.inserting_before(node):
+                    found = graph.call_function(aten.add.Tensor, (one if place == i else other, 0))
+                found.meta["val"] = value(node)
+                node.replace_all_uses_with(found)
+    graph.eliminate_dead_code()
+
+
+def is_filled(node: Any, dim: int) -> bool:
+    """Whether this is a stack of zeros along `dim` with one element filled in."""
+    return getattr(node, "target", None) is aten.select_backward.default and node.args[2] == dim
 
 
 def turn_products(graph: Any) -> bool:

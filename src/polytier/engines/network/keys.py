@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from polytier._errors import missing
+from polytier._terminal import event
 
 log = logging.getLogger("polytier")
 CA_KEY, CA, KEY, CERTIFICATE, REVOKED = "ca.key.pem", "ca.pem", "key.pem", "cert.pem", "revoked.txt"
@@ -186,18 +187,36 @@ def signed(public: Any, name: str, key: Any, issuer: Any, days: int) -> Any:
     return start.add_extension(own, critical=False).add_extension(above, critical=False).sign(key, hashes.SHA256())
 
 
+def certificate_name(keys: Path) -> str:
+    """The name in a node's own certificate.
+
+    Raises:
+        ValueError: There is none.
+    """
+    x509, _, _, _, NameOID = crypto()
+    try:
+        certificate = x509.load_pem_x509_certificate((keys / CERTIFICATE).read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{keys} has no certificate ({error}); make one with `polytier federation enrol NAME`, and give its folder"
+        ) from None
+    return certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
+
+
 # -- TLS ----------------------------------------------------------------------------------------------
 
 
-class LoggedSocket(ssl.SSLSocket):
+class LoggedHandshake(ssl.SSLObject):
     """A link that is accepted; a handshake that fails is one line in the log."""
 
-    def do_handshake(self, block: bool = False) -> None:
+    def do_handshake(self) -> None:
         try:
-            super().do_handshake(block)
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
         except OSError as error:
             reason = getattr(error, "verify_message", "") or getattr(error, "reason", "") or error
-            log.warning("a link was refused: %s", reason)
+            log.warning("a link was refused: %s", reason, extra=event("refused"))
             raise
 
 
@@ -213,7 +232,7 @@ def tls(folder: Path, listens: bool) -> ssl.SSLContext:
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if listens else ssl.PROTOCOL_TLS_CLIENT)
     if listens:
-        context.sslsocket_class = LoggedSocket
+        context.sslobject_class = LoggedHandshake
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # names of nodes are checked instead, against the roster
     context.verify_mode = ssl.CERT_REQUIRED
@@ -228,10 +247,14 @@ def tls(folder: Path, listens: bool) -> ssl.SSLContext:
 
 
 def peer(socket: Any) -> tuple[str, int]:
-    """The name and the serial number in the certificate of the other side of a link; "" and 0 if it is closed."""
+    """The name and the serial number in the certificate of the other side of a link; "" and 0 if it is closed.
+
+    Args:
+        socket: A socket or an object of TLS.
+    """
     try:
         certificate = socket.getpeercert() or {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):
         certificate = {}
     names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
     return (names[0] if len(names) == 1 else ""), int(certificate.get("serialNumber", "0"), 16)

@@ -7,16 +7,17 @@ code in a message, and reading one allocates no more memory than its own length.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
 HEADER = 64 << 10  # largest header in bytes
+ALIGNED = 8  # the length of a header is a multiple of it
+CHUNK = 256 << 10  # bytes that are sent at a time
 FACTS = "polytier"
 KINDS = (
     *("hello", "welcome", "refused", "ready", "world", "stop"),  # who is there
@@ -31,6 +32,7 @@ TYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+NAMES = {dtype: name for name, dtype in TYPES.items()}
 
 
 class Refused(ValueError):
@@ -70,30 +72,59 @@ class Message:
         return value
 
 
+def buffers(message: Message) -> list[memoryview]:
+    """A message as pieces of memory: its header, and the tensors themselves, which must not change until it is sent.
+
+    Raises:
+        ValueError: It has too many rows.
+    """
+    about: dict[str, Any] = {}
+    views, end = [], 0
+    for name, value in sorted(message.tensors.items(), key=lambda item: (-item[1].itemsize, item[0])):
+        flat: Any = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        view = memoryview(flat)
+        start, end = end, end + len(view)
+        about[name] = {"dtype": NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
+        views.append(view)
+    text = json.dumps({"kind": message.kind, **message.facts}, separators=(",", ":"))
+    header = json.dumps({"__metadata__": {FACTS: text}, **about}, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % ALIGNED)
+    if len(header) > HEADER:
+        raise ValueError(
+            f"a message {message.kind} has {len(about)} rows, too many for its header; let fewer nodes take part, or "
+            "compare fewer pairs in a round"
+        )
+    return [memoryview(len(header).to_bytes(8, "little") + header), *(view for view in views if len(view))]
+
+
+def chunks(pieces: Iterable[memoryview], size: int = CHUNK) -> Iterator[memoryview]:
+    """Pieces of memory in chunks of at most `size` bytes; small pieces are joined, large ones are not copied."""
+    joined = bytearray()
+    for piece in pieces:
+        for start in range(0, len(piece), size):
+            chunk = piece[start : start + size]
+            if len(joined) + len(chunk) > size:
+                yield memoryview(joined)
+                joined = bytearray()
+            if len(chunk) == size:
+                yield chunk
+            else:
+                joined += chunk
+    if joined:
+        yield memoryview(joined)
+
+
 def encode(message: Message) -> bytes:
     """Write a message as bytes.
 
     Raises:
         ValueError: It has too many rows.
     """
-    tensors, seen = {}, set()
-    for name, value in message.tensors.items():
-        value = value.detach().contiguous()
-        place = value.untyped_storage().data_ptr()  # safetensors takes no two tensors of the same memory
-        tensors[name] = value.clone() if place in seen else value
-        seen.add(place)
-    text = json.dumps({"kind": message.kind, **message.facts}, separators=(",", ":"))
-    data = save(tensors, {FACTS: text})
-    if int.from_bytes(data[:8], "little") > HEADER:
-        raise ValueError(
-            f"a message {message.kind} has {len(tensors)} rows, too many for its header; let fewer nodes take part, or "
-            "compare fewer pairs in a round"
-        )
-    return data
+    return b"".join(buffers(message))
 
 
-def decode(data: bytes, largest: int) -> Message:
-    """Read a message from bytes.
+def decode(data: bytes | bytearray, largest: int) -> Message:
+    """Read a message from bytes. Its tensors are views of `data` if that is a bytearray, and a copy otherwise.
 
     Args:
         data: What came.
@@ -102,25 +133,38 @@ def decode(data: bytes, largest: int) -> Message:
     Raises:
         Refused: It is no message, or it is too long.
     """
-    if not isinstance(data, bytes):
+    if not isinstance(data, bytes | bytearray):
         raise Refused("a message is a text and not bytes")
     if not 8 < len(data) <= largest:
         raise Refused(f"a message has {len(data)} bytes; allowed are 9 to {largest}")
     length = int.from_bytes(data[:8], "little")
     if length > min(HEADER, len(data) - 8):
         raise Refused(f"a header claims {length} bytes; allowed are {min(HEADER, len(data) - 8)}")
-    facts = read_header(data[8 : 8 + length], len(data) - 8 - length)
+    facts, places = read_header(bytes(data[8 : 8 + length]), len(data) - 8 - length)
     kind = facts.pop("kind", None)
     if kind not in KINDS:
         raise Refused(f"a message is of the kind {str(kind)[:40]!r}")
-    try:
-        return Message(kind, facts, load(data))
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise Refused(f"a message cannot be read: {str(error)[:120]}") from None
+    whole = data if isinstance(data, bytearray) else bytearray(data)
+    return Message(kind, facts, {name: tensor_at(whole, 8 + length, *place) for name, place in places.items()})
 
 
-def read_header(text: bytes, size: int) -> dict[str, Any]:
-    """The facts in a header, after a check of the type, shape and place of every tensor.
+Place = tuple[torch.dtype, list[int], int]  # of a tensor: type, shape and first byte
+
+
+def tensor_at(data: bytearray, first: int, dtype: torch.dtype, shape: list[int], start: int) -> Tensor:
+    """A tensor as a view of a message whose tensors begin at byte `first`."""
+    if (first + start) % dtype.itemsize:
+        raise Refused("a tensor of a message does not start at a multiple of its width")
+    if not (count := prod(shape)):
+        return torch.empty(shape, dtype=dtype)
+    flat = torch.frombuffer(data, dtype=dtype, count=count, offset=first + start)
+    if dtype == torch.bool and int(flat.view(torch.uint8).max()) > 1:
+        raise Refused("a tensor of a message holds truth values that are neither 0 nor 1")
+    return flat.reshape(shape)
+
+
+def read_header(text: bytes, size: int) -> tuple[dict[str, Any], dict[str, Place]]:
+    """The facts in a header, and the place of every tensor, after a check of types, shapes and places.
 
     Args:
         text: The header.
@@ -129,19 +173,23 @@ def read_header(text: bytes, size: int) -> dict[str, Any]:
     try:
         header = json.loads(text)
         facts = json.loads(header.pop("__metadata__")[FACTS])
-        ends = 0
-        for about in header.values():
+        ends, places = 0, {}
+        for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             start, end = about["data_offsets"]
             shape, width = about["shape"], TYPES[about["dtype"]].itemsize
-            if not all(type(n) is int and 0 <= n < 1 << 40 for n in shape) or len(shape) > 4:
+            if (
+                not isinstance(shape, list)
+                or len(shape) > 4
+                or not all(type(n) is int and 0 <= n < 1 << 40 for n in shape)
+            ):
                 raise ValueError("shape")
-            if type(start) is not int or type(end) is not int or not 0 <= start <= end <= size:
+            if type(start) is not int or type(end) is not int or not start == ends <= end <= size:
                 raise ValueError("offsets")
-            if end - start != prod(shape) * width:
+            if end - start != prod(shape) * width or prod(max(n, 1) for n in shape) >= 1 << 40:
                 raise ValueError("length")
-            ends += end - start
+            ends, places[name] = end, (TYPES[about["dtype"]], shape, start)
         if ends != size or not isinstance(facts, dict):
             raise ValueError("size")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Refused(f"the header of a message is not valid ({type(error).__name__}: {str(error)[:80]})") from None
-    return facts
+    return facts, places

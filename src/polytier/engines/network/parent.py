@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from polytier._errors import Fault
+from polytier._terminal import event
 from polytier.data.population import SPLITS
 from polytier.engines.exchange import Exchange
 from polytier.engines.network.absences import Absence
 from polytier.engines.network.contents import UP, Limits, form_key, forms_of, from_tensor, pack_rows, unpack_rows
-from polytier.engines.network.message import Message, Refused, decode, encode
+from polytier.engines.network.message import Message, Refused, decode
 from polytier.engines.network.transport import Hub
-from polytier.engines.network.world import address, devices_of, span
+from polytier.engines.network.world import address, devices_of, places, span, subtree
 from polytier.method.call import Call, Diverged
 from polytier.method.context import Context
 from polytier.stack.rows import Answered, Folded, Rows, as_dict, cat_rows, fold, map_rows, share_of_samples
@@ -103,6 +104,7 @@ class Parent:
         self.absences: list[Absence] = []  # a team sends its own up with its answer
         self.tiles = {part.name: 1 for part in context.parts}
         self.chain: list[int] | None = None  # of the call that is being answered; the server has none
+        self.below: dict[str, list[str]] = {}  # who is there below each team, as its last answer said
         self._late: dict[str, str] = {}  # who missed a deadline and was not heard from since, and over which link
 
     def use_workers(self, workers: int) -> None:
@@ -110,6 +112,13 @@ class Parent:
 
     def close(self) -> None:
         """Do nothing: links are closed by whoever opened them."""
+
+    def present(self) -> list[str]:
+        """The nodes below that can be called: children now, others as their team last said."""
+        part = self.context.parts[0]
+        children = places(part.topology, self.tier[part.name] + 1)
+        there = [name for name in children if self.hub.link_of(name) is not None]
+        return [*there, *(name for child in there for name in self.below.get(child, ()))]
 
     # -- training ------------------------------------------------------------------------------------
 
@@ -184,6 +193,7 @@ class Parent:
                 rows = self.exchange.incoming(self.context, alone, rows)
             check_traffic(message, part, call.tier, names[name])
             message.facts["absent"] = read_absences(message)
+            message.facts["present"] = read_present(message, part, call.tier, names[name])
             down = sum(packed[tuple(call.sender[receivers].tolist())][2])
             message.facts["bytes"] = (down, sum(sizes))
             return message.whole("number"), rows, message
@@ -198,8 +208,7 @@ class Parent:
         if len(set(forms.values())) > 1:
             usual = Counter(forms.values()).most_common(1)[0][0]
             for name in [name for name, form in forms.items() if form != usual]:
-                log.warning("%s: its answer has other fields than those of most nodes; its link is closed", name)
-                self.hub.forget(self.hub.link_of(name) or name, "other fields")
+                self.hub.forget(self.hub.link_of(name) or name, "its answer has other fields than those of most nodes")
                 del answers[name]
                 reasons[name] = "refused"
 
@@ -216,6 +225,7 @@ class Parent:
             part.ledger.add(tier, "up", which, torch.tensor([got]))
         for line in message.facts["absent"]:
             self.absences.append(line)
+        self.below[address(part.topology, call.tier, node)] = message.facts["present"]
 
     # -- evaluation ----------------------------------------------------------------------------------
 
@@ -239,7 +249,7 @@ class Parent:
         nodes = {address(part.topology, tier, node): node for node in range(part.topology.size(tier))}
         everyone, zeros = torch.arange(len(nodes)), torch.zeros(len(nodes), dtype=torch.int64)
         heard = part.memory.read(tier, HEARD, everyone, zeros, FIELD).tolist()
-        tensors = {f"r:{name}": value for name, value in rows.items()}
+        tensors = {f"r:{name}": value.clone() for name, value in rows.items()}  # it may be sent later
 
         def make(name: str, number: int) -> Message:
             about = {"program": program, "round": round_, "scope": part.name, "node": name, "tier": tier}
@@ -270,7 +280,8 @@ class Parent:
                 return answers, reasons
             if not waiting:
                 some = ", ".join(f"{name} ({why})" for name, why in list(reasons.items())[:5])
-                log.warning("waiting: %d of %d answers are needed; absent: %s", question.need, len(names), some)
+                text = "waiting: %d of %d answers are needed; absent: %s"
+                log.warning(text, question.need, len(names), some, extra=event("waiting"))
                 waiting = True
             self._look()
             self.hub.sleep(PAUSE)
@@ -287,7 +298,7 @@ class Parent:
                 continue
             self._late.pop(name, None)
             number = secrets.randbelow(NUMBERS) + 1
-            link = self.hub.ask(name, encode(question.make(name, number)))
+            link = self.hub.ask(name, question.make(name, number))
             if link is None:
                 reasons[name] = "not connected"
             else:
@@ -311,7 +322,7 @@ class Parent:
 
     def _take(
         self,
-        came: tuple[str, bytes | None],
+        came: tuple[str, bytes | bytearray | None],
         asked: dict[str, tuple[str, int]],
         question: Question,
         answers: dict[str, Any],
@@ -340,7 +351,6 @@ class Parent:
             del asked[name]
         except (Refused, ConnectionError) as error:
             if isinstance(error, Refused):
-                log.warning("%s: %s; its link is closed", link, error)
                 self.hub.forget(link, str(error))
             why = "refused" if isinstance(error, Refused) else "link closed"
             for name in [name for name, (its, _) in asked.items() if its == link]:
@@ -387,6 +397,17 @@ def read_absences(message: Message) -> list[Absence]:
         if not isinstance(line, list) or len(line) != 7 or not all(map(isinstance, line, kinds)):
             raise Refused("an answer has absences that cannot be read")
         found.append(Absence(*line))
+    return found
+
+
+def read_present(message: Message, part: Context, tier: int, node: int) -> list[str]:
+    """The nodes that a team says are there below it; of a device none."""
+    if "present" not in message.tensors:
+        return []
+    found, tree = from_tensor(message, "present"), subtree(part.topology, tier, node)
+    known = {name for t in range(tier + 1, tree.num_tiers) for name in places(tree, t)}
+    if not isinstance(found, list) or not all(isinstance(name, str) and name in known for name in found):
+        raise Refused("an answer says that nodes are there which are not below")
     return found
 
 

@@ -22,6 +22,7 @@ from polytier.method.call import Call, Clock
 from polytier.method.children import Children
 from polytier.method.context import Context
 from polytier.method.memory import Memory
+from polytier.stack.kept_features import features_of
 from polytier.stack.rows import Rows
 from polytier.tree.participation import Participation
 from polytier.tree.topology import Topology
@@ -112,6 +113,8 @@ def small_context(context: Context, width: int) -> Context:
     scopes = {name: small_context(part, width) for name, part in context.scopes.items()}
     tree = pruned(context.topology, width)
     federation = made_up(context.population, tree)
+    if context.objective.boundary is not None:
+        federation = features_of(federation, context.objective)
     algorithm = context.algorithm
     models: Any = {name: part.algorithm for name, part in scopes.items()}
     return replace(

@@ -1,98 +1,116 @@
 """Links over WebSocket with TLS. Children dial out; a parent listens where it is told.
 
-A link starts with messages about who is there:
-
-    child   hello     the names that it speaks for, protocol and versions
-    parent  welcome   the job; or refused, with advice
-    child   ready     the sizes of its devices
-    parent  world     the trees and sizes of the nodes that it speaks for, as soon as they are settled
-    child   ready     it can be called; calls and answers follow
-    parent  stop      the run is over
+Connections are read and written by one thread with an event loop, so that a side that sends a large message still
+reads: two sides that send at the same time would otherwise wait for each other.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
-import queue
-import secrets
-import ssl
 import threading
-import time
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from polytier._errors import missing
-from polytier.engines.network.keys import REVOKED, peer, revoked, tls
-from polytier.engines.network.message import Message, Refused, decode, encode
+from polytier.engines.network.keys import peer, tls
+from polytier.engines.network.links import OPEN, Closed, Gate, LinkHub, Socket, Uplink
+from polytier.engines.network.message import CHUNK, Message, Refused, chunks
 
 log = logging.getLogger("polytier")
 PING, PONG = 15, 45  # seconds: slow links need long ones
-FIRST_MESSAGE = 1 << 20  # largest hello in bytes
-OPEN = 10  # seconds for a handshake, and for a hello
-RETRY = (0.2, 5.0)  # seconds between attempts to dial, at first and at most
 BAD_FRAMES = (1002, 1003, 1007, 1009)  # how a link is closed over which something else than a message came
-BUSY = 64  # messages of a link that may wait
+BUSY = 16  # chunks of a link that may wait
 QUIET = logging.getLogger("polytier.websockets")  # what the library reports about single connections
 QUIET.setLevel(logging.CRITICAL)
+SETTINGS: dict[str, Any] = {
+    "compression": None,
+    "open_timeout": OPEN,
+    "ping_interval": PING,
+    "ping_timeout": PONG,
+    "max_queue": BUSY,
+    "write_limit": CHUNK,
+    "logger": QUIET,
+}
 
 
-class Gate(Protocol):
-    """What a parent does with those who dial."""
-
-    largest: int
-
-    def admit(self, certificate: str, hello: Message) -> Message:
-        """Welcome a child; raises `Refused` with advice if it may not come."""
-        ...
-
-    def ready(self, names: list[str], message: Message) -> None:
-        """Note what a child says of itself; raises `Refused`."""
-        ...
-
-    def world(self, names: list[str]) -> Message | None:
-        """The world of a child; None if it is not settled yet."""
-        ...
+STARTING = threading.Lock()
 
 
-@dataclass
-class Link:
-    """A link to a child."""
-
-    name: str
-    certificate: str
-    serial: int
-    names: list[str]
-    socket: Any
-    callable: bool = False  # whether the child is ready for calls
-    world_sent: bool = False
-    outbox: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
-    writer: threading.Thread | None = None  # a child that does not read must not hold up the others
-
-    def send(self, data: bytes) -> None:
-        """Send a message as soon as those before it are sent."""
-        self.outbox.put(data)
-
-    def start(self) -> None:
-        """Start to send."""
-        self.writer = threading.Thread(target=self._write, daemon=True)
-        self.writer.start()
-
-    def flush(self) -> None:
-        """Send what waits, and nothing after it."""
-        self.outbox.put(None)
-        if self.writer is not None:
-            self.writer.join(OPEN)
-
-    def _write(self) -> None:
-        while (data := self.outbox.get()) is not None:
-            try:
-                self.socket.send(data)
-            except Exception:  # the reader of this link notices and reports it
-                return
+def event_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of this process, in a thread of its own."""
+    with STARTING:
+        return _event_loop()
 
 
-class WebSocketHub:
+@cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    return loop
+
+
+def wait_for(work: Coroutine[Any, Any, Any], timeout: float | None = None) -> Any:
+    """Run a coroutine in the event loop and wait for its result; raises `Closed` if the time is over."""
+    future = asyncio.run_coroutine_threadsafe(work, event_loop())
+    try:
+        return future.result(timeout)
+    except TimeoutError:
+        future.cancel()
+        raise Closed("nothing came in time") from None
+
+
+class WebSocket:
+    """One side of a link.
+
+    Args:
+        connection: Of the library.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self.peer = peer(connection.transport.get_extra_info("ssl_object"))
+
+    def send(self, pieces: list[memoryview]) -> None:
+        wait_for(self._send(pieces))
+
+    def receive(self, timeout: float | None = None) -> bytearray:
+        return wait_for(self._receive(), timeout)
+
+    def close(self, why: str = "") -> None:
+        asyncio.run_coroutine_threadsafe(self._connection.close(1008 if why else 1000, why[:60]), event_loop())
+
+    async def _send(self, pieces: list[memoryview]) -> None:
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            if sum(map(len, pieces)) <= CHUNK:
+                await self._connection.send(b"".join(pieces))
+            else:
+                await self._connection.send(chunks(pieces))
+        except ConnectionClosed as error:
+            raise Closed(str(error)) from None
+
+    async def _receive(self) -> bytearray:
+        from websockets.exceptions import ConnectionClosed
+
+        data = bytearray()
+        try:
+            async for piece in self._connection.recv_streaming():
+                if isinstance(piece, str):
+                    raise Refused("a message is a text and not bytes")
+                data += piece
+        except ConnectionClosed as error:
+            if error.sent is not None and error.sent.code in BAD_FRAMES:
+                raise Refused(f"it sends what is no message ({error})") from None
+            raise Closed(str(error)) from None
+        return data
+
+
+class WebSocketHub(LinkHub):
     """The links of a node to its children.
 
     Args:
@@ -102,198 +120,63 @@ class WebSocketHub:
     """
 
     def __init__(self, listen: str, keys: Path, gate: Gate) -> None:
-        try:
-            from websockets.sync.server import serve
-        except ImportError:
-            raise missing("network") from None
+        super().__init__(keys, gate)
         host, port = split_address(listen)
-        self.gate, self._keys = gate, keys
-        self._links: dict[str, Link] = {}
-        self._by_name: dict[str, Link] = {}
-        self._came: queue.SimpleQueue[tuple[str, bytes | None]] = queue.SimpleQueue()
-        self._guard = threading.RLock()
-        self._revoked: tuple[float, set[int]] = (0.0, set())
-        self._tls = tls(keys, listens=True)
-        self._stopped = False
+        context = tls(keys, listens=True)
         try:
-            self._server = serve(
-                self._follow,
-                host,
-                port,
-                ssl=self._tls,
-                compression=None,
-                ping_interval=PING,
-                ping_timeout=PONG,
-                open_timeout=OPEN,
-                max_size=gate.largest,
-                max_queue=BUSY,
-                server_header=None,
-                logger=QUIET,
-            )
+            self._server = wait_for(self._listen(host, port, context))
         except OSError as error:
             raise ValueError(f"cannot listen at {listen}: {error.strerror or error}; give another HOST:PORT") from None
-        self.address = "{}:{}".format(*self._server.socket.getsockname()[:2])
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
+        self.address = "{}:{}".format(*self._server.sockets[0].getsockname()[:2])
 
-    # -- the four functions ---------------------------------------------------------------------------
-
-    def ask(self, address: str, data: bytes) -> str | None:
-        with self._guard:
-            link = self._by_name.get(address)
-        if link is None or not link.callable:
-            return None
-        if link.serial in self._revocations():
-            self.forget(link.name, "its certificate was revoked")
-            return None
-        link.send(data)
-        return link.name
-
-    def wait(self, seconds: float) -> tuple[str, bytes | None] | None:
+    async def _listen(self, host: str, port: int, context: Any) -> Any:
         try:
-            return self._came.get(timeout=seconds) if seconds > 0 else self._came.get_nowait()
-        except queue.Empty:
-            return None
+            from websockets.asyncio.server import ServerConnection, serve
+        except ImportError:
+            raise missing("network") from None
 
-    def forget(self, link: str, why: str) -> None:
-        with self._guard:
-            found = self._links.get(link)
-        if found is not None:
-            log.warning("%s: link closed: %s", found.certificate, why)
-            found.callable = False
-            threading.Thread(target=found.socket.close, args=(1008, why[:60]), daemon=True).start()
+        class Connection(ServerConnection):
+            """A connection whose handshake is one line in the log if it fails."""
 
-    def link_of(self, address: str) -> str | None:
-        with self._guard:
-            link = self._by_name.get(address)
-        return link.name if link is not None and link.callable else None
+            async def handshake(self, *args: Any, **settings: Any) -> None:
+                try:
+                    await super().handshake(*args, **settings)
+                finally:
+                    if self.protocol.handshake_exc is not None or self.protocol.state.name != "OPEN":
+                        name = peer(self.transport.get_extra_info("ssl_object"))[0]
+                        log.warning(
+                            "%s was refused: it does not speak WebSocket (%s)",
+                            name or "unknown",
+                            self.protocol.handshake_exc,
+                        )
 
-    def now(self) -> float:
-        return time.monotonic()
+        return await serve(
+            self._accept,
+            host,
+            port,
+            ssl=context,
+            max_size=self.gate.largest,
+            server_header=None,
+            create_connection=Connection,
+            **SETTINGS,
+        )
 
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+    async def _accept(self, connection: Any) -> None:
+        socket = WebSocket(connection)
+        threading.Thread(target=self.follow, args=(socket,), daemon=True).start()
+        await connection.wait_closed()
 
-    # -- links ---------------------------------------------------------------------------------------
+    def _shut(self) -> None:
+        with contextlib.suppress(Closed):
+            wait_for(self._end(), OPEN)
 
-    def send_worlds(self) -> None:
-        """Tell everybody who is there what their world is; later ones are told when they come."""
-        with self._guard:
-            links = list(self._links.values())
-        for link in links:
-            try:
-                self._send_world(link)
-            except Refused as error:
-                self.forget(link.name, str(error))
-
-    def present(self) -> list[str]:
-        """The addresses of all nodes that can be called now."""
-        with self._guard:
-            return sorted(name for name, link in self._by_name.items() if link.callable)
-
-    def stop(self, text: str) -> None:
-        """Tell all children that the run is over, and close."""
-        self._stopped = True
-        with self._guard:
-            links = list(self._links.values())
-        for link in links:
-            link.send(encode(Message("stop", {"text": text[:1000]})))
-        for link in links:
-            link.flush()
-        self.close()
-
-    def close(self) -> None:
-        """Close all links, and stop to listen."""
-        self._server.shutdown()
-        with self._guard:
-            links = list(self._links.values())
-        for link in links:
-            link.socket.close()
-
-    def _revocations(self) -> set[int]:
-        path = self._keys / REVOKED
-        changed = path.stat().st_mtime if path.exists() else 0.0
-        if changed != self._revoked[0]:
-            self._revoked = changed, revoked(path)
-        return self._revoked[1]
-
-    def _send_world(self, link: Link) -> None:
-        with self._guard:
-            world = None if link.world_sent else self.gate.world(link.names)
-            link.world_sent = link.world_sent or world is not None
-        if world is not None:
-            link.send(encode(world))
-
-    def _follow(self, socket: Any) -> None:
-        """The thread of a link: it greets, then passes on what comes."""
-        link: Link | None = None
-        certificate, serial = peer(socket.socket)
-        try:
-            link = self._greet(socket, certificate, serial)
-            while True:
-                data = socket.recv()
-                if link.callable:
-                    self._came.put((link.name, data))
-                    continue
-                message = decode(data, self.gate.largest)
-                if message.kind != "ready":
-                    raise Refused(f"it sends a message {message.kind} before it is ready")
-                if link.world_sent:
-                    link.callable = True
-                    log.info("%s is ready", ", ".join(link.names[:5]))
-                else:
-                    self.gate.ready(link.names, message)
-                    self._send_world(link)
-        except Refused as error:
-            log.warning("%s was refused: %s", certificate, error)
-            try:
-                socket.send(encode(Message("refused", {"text": str(error)[:1000]})))
-                socket.close(1008)
-            except Exception as failed:
-                log.debug("%s: %s", certificate, failed)
-        except Exception as error:  # the link was closed, or lost
-            ours = getattr(getattr(error, "sent", None), "code", 0) in BAD_FRAMES
-            log.log(logging.WARNING if ours else logging.DEBUG, "%s: link lost: %s", certificate or "unknown", error)
-        finally:
-            if link is not None:
-                self._drop(link)
-
-    def _greet(self, socket: Any, certificate: str, serial: int) -> Link:
-        if serial in self._revocations():
-            raise Refused("its certificate was revoked")
-        hello = decode(socket.recv(timeout=OPEN), FIRST_MESSAGE)
-        if hello.kind != "hello":
-            raise Refused(f"it begins with a message {hello.kind}")
-        welcome = self.gate.admit(certificate, hello)
-        link = Link(secrets.token_hex(8), certificate, serial, hello.fact("names", list), socket)
-        with self._guard:
-            before = {self._by_name[name].name: self._by_name[name] for name in link.names if name in self._by_name}
-            self._links[link.name] = link
-            self._by_name |= dict.fromkeys(link.names, link)
-        for old in before.values():  # the newest link of a node counts
-            old.callable = False
-            threading.Thread(target=old.socket.close, daemon=True).start()
-        link.start()
-        link.send(encode(welcome))
-        return link
-
-    def _drop(self, link: Link) -> None:
-        link.outbox.put(None)
-        with self._guard:
-            self._links.pop(link.name, None)
-            for name in link.names:
-                if self._by_name.get(name) is link:
-                    del self._by_name[name]
-        self._came.put((link.name, None))
-        if not self._stopped:
-            log.info("%s has gone", ", ".join(link.names[:5]))
+    async def _end(self) -> None:
+        self._server.close()
+        await self._server.wait_closed()
 
 
-# -- the side that dials ------------------------------------------------------------------------------
-
-
-class Uplink:
-    """The link of a node, or of several, to their parent. It dials again whenever it is lost.
+class WebSocketUplink(Uplink):
+    """The link of a node, or of several, to their parent.
 
     Args:
         parent: HOST:PORT.
@@ -303,132 +186,33 @@ class Uplink:
     """
 
     def __init__(self, parent: str, keys: Path, hello: Message, largest: int) -> None:
-        self.parent, self.hello, self.largest = parent, hello, largest
         self._tls = tls(keys, listens=False)
         self._host, self._port = split_address(parent)
-        self._came: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
-        self._waiting: dict[str, int] = {}  # by node: the number of the newest question
-        self._seen: set[int] = set()  # numbers of all questions over this link
-        self._socket: Any = None
-        self._turn = 0  # counts the links
-        self.ended: Exception | str | None = None
-        self._thread = threading.Thread(target=self._keep, daemon=True)
-        self._thread.start()
+        super().__init__(parent, hello, largest)
 
-    def next(self) -> tuple[int, Message] | None:
-        """A message of the parent, with the number of its link; None when the run is over.
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[Socket]:
+        connection = wait_for(self._connect())
+        try:
+            yield WebSocket(connection)
+        finally:
+            wait_for(connection.close(), 2 * OPEN)
 
-        Questions to a node that has been asked something else since are left out.
+    async def _connect(self) -> Any:
+        try:
+            from websockets.asyncio.client import connect
+        except ImportError:
+            raise missing("network") from None
 
-        Raises:
-            ValueError: The parent refused this node.
-        """
-        while True:
-            try:
-                turn, message = self._came.get(timeout=0.2)
-            except queue.Empty:
-                if isinstance(self.ended, Exception):
-                    raise self.ended from None
-                if self.ended is not None:
-                    return None
-                continue
-            if not self.is_old(turn, message):
-                return turn, message
-
-    def answer(self, turn: int, data: bytes) -> None:
-        """Send an answer, unless its question came over an earlier link."""
-        socket = self._socket
-        if socket is not None and turn == self._turn:
-            try:
-                socket.send(data)
-            except Exception as error:
-                log.debug("an answer could not be sent: %s", error)
-
-    def is_old(self, turn: int, message: Message) -> bool:
-        """Whether a message no longer counts: its link is gone, or the node has been asked something else since."""
-        newest = self._waiting.get(message.facts.get("node", ""))
-        newer = message.kind in ("call", "measure") and newest != message.facts.get("number")
-        return newer or turn != self._turn or self._socket is None
-
-    def cut(self, why: str) -> None:
-        """Close the link, because what came over it is not valid; it dials again."""
-        log.warning("the parent at %s: %s; the link is closed", self.parent, why)
-        socket = self._socket
-        if socket is not None:
-            socket.close(1008, why[:60])
-
-    def close(self) -> None:
-        """Close the link for good."""
-        self.ended = self.ended or "closed"
-        socket = self._socket
-        if socket is not None:
-            socket.close()
-
-    def _keep(self) -> None:
-        pause, told = RETRY[0], False
-        while self.ended is None:
-            try:
-                self._dial()
-                pause, told = RETRY[0], False
-            except ssl.SSLCertVerificationError as error:
-                self.ended = ValueError(
-                    f"the parent at {self.parent} has no certificate of this federation ({error.verify_message}); "
-                    "check the address and ca.pem"
-                )
-            except Refused as error:
-                log.warning("the parent at %s: %s; the link is closed", self.parent, error)
-            except Exception as error:
-                if not told:
-                    log.info("no link to %s (%s); trying again", self.parent, error or type(error).__name__)
-                    told = True
-            self._socket = None
-            time.sleep(pause)
-            pause = min(2 * pause, RETRY[1])
-
-    def _dial(self) -> None:
-        from websockets.sync.client import connect
-
-        address = f"wss://{self._host}:{self._port}/"
-        quiet: Any = {"compression": None, "user_agent_header": None, "proxy": None, "logger": QUIET}
-        with connect(
-            address,
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return await connect(
+            f"wss://{host}:{self._port}/",
             ssl=self._tls,
-            open_timeout=OPEN,
-            ping_interval=PING,
-            ping_timeout=PONG,
             max_size=self.largest,
-            max_queue=BUSY,
-            **quiet,
-        ) as socket:
-            name = peer(socket.socket)[0]
-            if name.partition("/")[0].rstrip("0123456789") not in ("server", "team"):
-                raise Refused(f"its certificate is that of {name!r}, which is neither a server nor a team")
-            self._waiting, self._seen = {}, set()
-            self._turn += 1
-            self._socket = socket
-            socket.send(encode(self.hello))
-            for data in socket:
-                self._take(decode(data, self.largest))
-                if self.ended is not None:
-                    return
-
-    def _take(self, message: Message) -> None:
-        if message.kind == "stop":
-            self.ended = str(message.facts.get("text"))[:1000]
-        elif message.kind == "refused":
-            text = str(message.facts.get("text"))[:1000]
-            self.ended = ValueError(f"the parent at {self.parent} refused this node: {text}")
-        elif message.kind in ("welcome", "world"):
-            self._came.put((self._turn, message))
-        elif message.kind in ("call", "measure"):
-            name, number = message.fact("node", str), message.whole("number", least=1)
-            if number in self._seen:
-                raise Refused("it sends a message a second time")
-            self._seen.add(number)
-            self._waiting[name] = number
-            self._came.put((self._turn, message))
-        else:
-            raise Refused(f"it sends a message {message.kind}")
+            user_agent_header=None,
+            proxy=None,
+            **SETTINGS,
+        )
 
 
 def split_address(text: str) -> tuple[str, int]:
