@@ -10,6 +10,7 @@ A table stands between two comments. The first one says what it shows:
     <!-- claims: permfl/table1 full MNIST -->        claims whose text contains all these
     <!-- overview: permfl -->                        how many rows agree and claims hold, by item, at both scales
     <!-- origin: permfl -->                          commits, machines and hours of the runs
+    <!-- picture: permfl/figure2 full TITLE -->      the chart of an item with this title, drawn to docs/images
     <!-- end -->
 
 Results at the full scale are docs/results/PAPER/RUN-SEED.json, one per finished run (`polytier reproduce --results`);
@@ -30,12 +31,15 @@ from typing import Any
 from polytier import papers
 from polytier.papers import verdicts
 from polytier.papers.stored_runs import StoredRun, stored_runs
+from polytier.report.blocks import Lines
+from polytier.report.figures import save
 from polytier.report.intervals import with_spread
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs/results"
+IMAGES = ROOT / "docs/images"
 PAGES = [ROOT / "docs/reproduction.md", *sorted((ROOT / "docs/papers").glob("*.md"))]
-BLOCK = re.compile(r"<!-- (rows|claims|overview|origin): (.*?) -->\n.*?<!-- end -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- (rows|claims|overview|origin|picture): (.*?) -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def refreshed(text: str) -> str:
@@ -153,13 +157,31 @@ def origin(paper: str) -> str:
     return f"\n{made} (commits {', '.join(commits)}; `docs/results/{paper}/`).\n"
 
 
+def picture(text: str) -> str:
+    """A link to the picture of a chart, if its runs are there."""
+    drawn, path = chart(text)
+    if not drawn.series:
+        return none(text)
+    return f"\n![{drawn.title}](../images/{path.name})\n"
+
+
+def chart(text: str) -> tuple[Lines, Path]:
+    """The chart that "PAPER/ITEM full TITLE" names, and the file of its picture."""
+    what, _, title = text.split(" ", 2)
+    paper, _, name = what.partition("/")
+    items = papers.items_of(paper, "full")
+    item = next(item for item in items if item.name == name)
+    planned = next(each for each in item.charts if each.title == title)
+    return verdicts.lines(planned, stored_runs(RESULTS / paper, items, "full")), IMAGES / f"{paper}-{name}.png"
+
+
 def table(head: list[str], lines: list[list[str]]) -> str:
     """A pipe table."""
     shown = [head, ["---"] * len(head), *lines]
     return "\n" + "\n".join("| " + " | ".join(line) + " |" for line in shown) + "\n"
 
 
-MAKE = {"rows": rows, "claims": claims, "overview": overview, "origin": origin}
+MAKE = {"rows": rows, "claims": claims, "overview": overview, "origin": origin, "picture": picture}
 
 
 def collect(folder: Path) -> None:
@@ -177,6 +199,9 @@ def main() -> None:
     if given.collect is not None:
         collect(given.collect)
     for page in PAGES:
+        for found in BLOCK.finditer(page.read_text(encoding="utf-8")):
+            if found[1] == "picture" and (drawn := chart(found[2]))[0].series:
+                save(*drawn)
         page.write_text(refreshed(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
