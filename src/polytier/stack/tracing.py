@@ -225,7 +225,7 @@ def drop_idle(graph: Any) -> None:
         source = node.args[0]
         idle = node.target in RESHAPING and form(source).shape == form(node).shape
         idle |= node.target is aten.mul.Scalar and node.args[1] == 1
-        idle |= node.target is aten.permute.default and list(node.args[1]) == list(range(value(node).ndim))
+        idle |= node.target is aten.permute.default and list(node.args[1]) == list(range(len(form(node).shape)))
         idle |= node.target is aten.expand.default and all(broadcasts(user, node) for user in node.users)
         if node.target is aten.transpose.int and source.target is aten.transpose.int:
             there, back = ({d % len(form(node).shape) for d in n.args[1:]} for n in (source, node))
@@ -239,8 +239,8 @@ def drop_idle(graph: Any) -> None:
 
 def broadcasts(user: Any, node: Any) -> bool:
     """Whether an operation element by element gives the same if `node`, an expansion, is not expanded."""
-    shapes = [value(node.args[0]).shape if a is node else value(a).shape for a in user.args if hasattr(a, "meta")]
-    return user.target in ELEMENTWISE and torch.broadcast_shapes(*shapes) == value(user).shape
+    shapes = [form(node.args[0]).shape if a is node else form(a).shape for a in user.args if hasattr(a, "meta")]
+    return user.target in ELEMENTWISE and torch.broadcast_shapes(*shapes) == form(user).shape
 
 
 def drop_stacks(graph: Any) -> None:
@@ -261,7 +261,7 @@ def drop_stacks(graph: Any) -> None:
             if i != j and place in (i, j):
                 with graph.inserting_before(node):
                     found = graph.call_function(aten.add.Tensor, (one if place == i else other, 0))
-                found.meta["val"] = value(node)
+                found.meta["form"] = form(node)
                 node.replace_all_uses_with(found)
     graph.eliminate_dead_code()
 
