@@ -13,7 +13,7 @@ SYSTEM := for tool in chromium mosquitto; do PATH="$$PATH:/usr/sbin" command -v 
 	[ -z "$$missing" ] || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
 	&& DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; } || true
 
-.PHONY: run test faults fuzz docs measure format clean
+.PHONY: run test faults fuzz network docs measure format clean
 
 run: $(VENV)/.run
 	$(BIN)/polytier compare $(METHODS) --data digits-sites --split 3:1:1 --steps 20 --rounds 100 --eval-every 5 \
@@ -40,6 +40,11 @@ $(VENV)/.test: pyproject.toml constraints.txt
 # All bad inputs, of which `make test` runs a sample: minutes
 fuzz: $(VENV)/.test
 	PYTHONPATH=tests $(BIN)/python -m faults.fuzz
+
+# Nodes in network namespaces (as root; else on the loopback interface), faults, fuzz and figures, on an idle machine;
+# writes docs/results/network.json. One part: make network PART=--only=large
+network: $(VENV)/.test
+	PYTHONPATH=tests $(BIN)/python -m network_full.run_all $(PART)
 
 # The documentation site, in site/; docs/settings.md is made from the code
 docs: $(VENV)/.test

@@ -2,7 +2,7 @@
 
     PYTHONPATH=$PWD/src python docs/make_reproduction.py [--collect FOLDER]
 
-With --collect, files of finished runs are first copied from FOLDER/PAPER/*.json to docs/results/PAPER.
+With --collect, FOLDER/PAPER/*.json and FOLDER/PAPER-quick.json are first copied to docs/results.
 
 A table stands between two comments. The first one says what it shows:
 
@@ -10,6 +10,7 @@ A table stands between two comments. The first one says what it shows:
     <!-- claims: permfl/table1 full MNIST -->        claims whose text contains all these
     <!-- overview: permfl -->                        how many rows agree and claims hold, by item, at both scales
     <!-- origin: permfl -->                          commits, machines and hours of the runs
+    <!-- picture: permfl/figure2 full TITLE -->      the chart of an item with this title, drawn to docs/images
     <!-- end -->
 
 Results at the full scale are docs/results/PAPER/RUN-SEED.json, one per finished run (`polytier reproduce --results`);
@@ -30,12 +31,15 @@ from typing import Any
 from polytier import papers
 from polytier.papers import verdicts
 from polytier.papers.stored_runs import StoredRun, stored_runs
+from polytier.report.blocks import Lines
+from polytier.report.figures import save
 from polytier.report.intervals import with_spread
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs/results"
+IMAGES = ROOT / "docs/images"
 PAGES = [ROOT / "docs/reproduction.md", *sorted((ROOT / "docs/papers").glob("*.md"))]
-BLOCK = re.compile(r"<!-- (rows|claims|overview|origin): (.*?) -->\n.*?<!-- end -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- (rows|claims|overview|origin|picture): (.*?) -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def refreshed(text: str) -> str:
@@ -65,6 +69,12 @@ def chosen(text: str) -> tuple[dict[str, Any] | None, list[str]]:
     return judged(paper, scale).get(name), words
 
 
+def none(text: str) -> str:
+    """What stands where there is no result."""
+    what, scale, *_ = text.split(" ")
+    return f"\n`{what}`, {scale} scale: no stored result.\n"
+
+
 # -- tables -------------------------------------------------------------------------------------------
 
 
@@ -74,7 +84,7 @@ def rows(text: str) -> str:
     wanted = [row for row in (item["rows"] if item else ()) if all(word in row["labels"] for word in words)]
     there = [row for row in wanted if row["best"]["ours"] is not None]
     if item is None or not there:
-        return "\nNot run.\n"
+        return none(text)
     kept = [k for k in range(len(item["columns"])) if len({row["labels"][k] for row in there}) > 1] or [0]
     validated = any(row["chosen"]["ours"] for row in there)
     head = [*(item["columns"][k] for k in kept), "paper", "best", *(["chosen"] if validated else []), "seeds", ""]
@@ -95,7 +105,7 @@ def claims(text: str) -> str:
     wanted = [claim for claim in (item["claims"] if item else ()) if all(word in claim["text"] for word in words)]
     there = [claim for claim in wanted if claim["state"] != verdicts.UNTESTED]
     if not there:
-        return "\nNot tested.\n"
+        return none(text)
     lines = [[claim["text"], claim["state"], claim["rests_on"], str(claim["seeds"])] for claim in there]
     missing = len(wanted) - len(there)
     made = table(["claim", "here", "decided by", "seeds"], lines)
@@ -147,19 +157,37 @@ def origin(paper: str) -> str:
     return f"\n{made} (commits {', '.join(commits)}; `docs/results/{paper}/`).\n"
 
 
+def picture(text: str) -> str:
+    """A link to the picture of a chart, if its runs are there."""
+    drawn, path = chart(text)
+    if not drawn.series:
+        return none(text)
+    return f"\n![{drawn.title}](../images/{path.name})\n"
+
+
+def chart(text: str) -> tuple[Lines, Path]:
+    """The chart that "PAPER/ITEM full TITLE" names, and the file of its picture."""
+    what, _, title = text.split(" ", 2)
+    paper, _, name = what.partition("/")
+    items = papers.items_of(paper, "full")
+    item = next(item for item in items if item.name == name)
+    planned = next(each for each in item.charts if each.title == title)
+    return verdicts.lines(planned, stored_runs(RESULTS / paper, items, "full")), IMAGES / f"{paper}-{name}.png"
+
+
 def table(head: list[str], lines: list[list[str]]) -> str:
     """A pipe table."""
     shown = [head, ["---"] * len(head), *lines]
     return "\n" + "\n".join("| " + " | ".join(line) + " |" for line in shown) + "\n"
 
 
-MAKE = {"rows": rows, "claims": claims, "overview": overview, "origin": origin}
+MAKE = {"rows": rows, "claims": claims, "overview": overview, "origin": origin, "picture": picture}
 
 
 def collect(folder: Path) -> None:
     """Copy files of finished runs to docs/results."""
-    for path in sorted(folder.glob("*/*.json")):
-        place = RESULTS / path.parent.name / path.name
+    for path in [*folder.glob("*/*.json"), *folder.glob("*-quick.json")]:
+        place = RESULTS / path.relative_to(folder)
         place.parent.mkdir(exist_ok=True)
         shutil.copy(path, place)
 
@@ -171,6 +199,9 @@ def main() -> None:
     if given.collect is not None:
         collect(given.collect)
     for page in PAGES:
+        for found in BLOCK.finditer(page.read_text(encoding="utf-8")):
+            if found[1] == "picture" and (drawn := chart(found[2]))[0].series:
+                save(*drawn)
         page.write_text(refreshed(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 

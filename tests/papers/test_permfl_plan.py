@@ -239,6 +239,21 @@ def test_what_one_seed_or_an_interval_cannot_decide_is_level(tmp_path: Path):
     assert rising("a is faster", runs, names, "personal").holds([other, one])[0] is None
 
 
+def test_six_of_eight_counts_the_columns_in_which_permfl_is_ahead(tmp_path: Path):
+    claim = next(c for c in FULL["table1"].claims if "6 of 8" in c.text)
+    high, low = climbing(tmp_path / "high", 0.9), climbing(tmp_path / "low", 0.5)
+
+    def found(worse: set[str]) -> tuple[bool | None, str]:
+        """PerMFL is ahead except in the columns whose runs end with one of `worse`."""
+        names = [run.name for run in claim.runs]
+        ahead_in = [name.startswith("permfl") and name.removeprefix("permfl-") not in worse for name in names]
+        return claim.holds([[high if own else low] for own in ahead_in])
+
+    assert found(set()) == (True, "better in 8, level in 0 of 8")
+    assert found({"mnist-mclr", "fmnist-network"}) == (True, "better in 6, level in 2 of 8")
+    assert found({"mnist-mclr", "fmnist-network", "synthetic-mclr"})[0] is False
+
+
 def test_charts_read_the_models_they_name(tmp_path: Path):
     folder = write_run(tmp_path / "run", {1: {"personal": (0.5, 0.5, 0.5), "global": (0.25, 0.5, 0.5)}})
     chart = FULL["figure2"].charts[0]

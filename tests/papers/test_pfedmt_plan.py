@@ -85,3 +85,10 @@ def test_equal_steps_are_read_where_all_have_computed_as_many_gradients(tmp_path
     assert found["pFedMe (PM)"] == 20
     assert found["Per-FedAvg (PM)"] == 30
     assert found["FedAvg (GM)"] == 40
+
+
+def test_the_global_model_is_compared_with_the_personal_ones_of_the_same_run(tmp_path: Path):
+    folder = write_run(tmp_path / "run", {600: {"personal": (0.6, 0.7, 0.5), "global": (0.8, 0.9, 0.95)}})
+    (claim,) = (c for c in FULL["table1-600"].claims if "its personal models" in c.text)
+    assert claim.holds([[folder], [folder]]) == (True, "global: 90.00, personal: 70.00")
+    assert not any("its personal models" in c.text for c in FULL["table1-100"].claims)
