@@ -7,11 +7,13 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --con
 # What `make run` compares
 METHODS := local,fedavg,fedavg-ft,hier-fedavg,ditto,permfl
 
-# Chromium, for the tests that open a report: installed where root may; else they are skipped, and say so
-BROWSER := command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
-	&& DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || true
+# Chromium opens reports and mosquitto passes messages on in tests: installed where root may; else these tests are
+# skipped, and say so
+SYSTEM := for tool in chromium mosquitto; do PATH="$$PATH:/usr/sbin" command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
+	[ -z "$$missing" ] || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
+	&& DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; } || true
 
-.PHONY: run test faults fuzz docs measure format clean
+.PHONY: run test faults fuzz network docs measure format clean
 
 run: $(VENV)/.run
 	$(BIN)/polytier compare $(METHODS) --data digits-sites --split 3:1:1 --steps 20 --rounds 100 --eval-every 5 \
@@ -32,12 +34,17 @@ $(VENV)/.run: pyproject.toml constraints.txt
 $(VENV)/.test: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --editable ".[test]"
-	$(BROWSER)
+	$(SYSTEM)
 	touch $@
 
 # All bad inputs, of which `make test` runs a sample: minutes
 fuzz: $(VENV)/.test
 	PYTHONPATH=tests $(BIN)/python -m faults.fuzz
+
+# Nodes in network namespaces (as root; else on the loopback interface), faults, fuzz and figures, on an idle machine;
+# writes docs/results/network.json. One part: make network PART=--only=large
+network: $(VENV)/.test
+	PYTHONPATH=tests $(BIN)/python -m network_full.run_all $(PART)
 
 # The documentation site, in site/; docs/settings.md is made from the code
 docs: $(VENV)/.test

@@ -123,3 +123,15 @@ def test_data_that_are_not_those_of_the_job_get_advice(tmp_path):
         np.savez(tmp_path / "ann.npz", x=x, y=y)
         with pytest.raises(ValueError, match=text):
             job.federation("ann", tmp_path / "ann.npz")
+
+
+def test_a_device_enters_and_leaves_the_roster_with_its_keys(tmp_path):
+    (tmp_path / "job.toml").write_text(TEMPLATE)
+    call("federation", "ca")
+    assert "takes it in" in call("federation", "enrol", "device/eve", "--job", "job.toml", "--team", "north").output
+    assert "eve" in read_job(tmp_path / "job.toml").tree.names[-1]
+    assert (tmp_path / "federation" / "device-eve" / "key.pem").exists()
+    assert "no longer" in call("federation", "revoke", "device/eve", "--job", "job.toml").output
+    assert "eve" not in read_job(tmp_path / "job.toml").tree.names[-1]
+    words = ("federation", "enrol", "team/north", "--job", "job.toml")
+    assert "--job is for devices" in call(*words, code=2).output

@@ -121,6 +121,8 @@ def test_a_run_refuses_another_base(models, text, tmp_path):
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match="frozen parameters of this model are not those of the run"):
         Run.load(tmp_path / "run")
+    with pytest.raises(ValueError, match="frozen parameters of the model have changed since the run .* was started"):
+        resume(tmp_path / "run", rounds=2, federation=text)
 
 
 def test_dropout_of_attention_is_switched_off_with_a_warning(models, caplog):

@@ -258,6 +258,15 @@ def test_something_else_than_a_message_ends_the_link_with_one_line(hub, keys, ca
         assert hub.present() == ["device/bob"]
 
 
+def test_a_first_message_that_is_too_long_is_one_line(hub, keys, caplog):
+    with dial(hub, keys / "device-ann") as socket:
+        socket.send(bytes(2 * LARGEST))
+        assert closed(socket)
+    until(lambda: warnings(caplog))
+    assert len(warnings(caplog)) == 1
+    assert "device/ann" in warnings(caplog)[0]
+
+
 def test_samples_that_are_impossible_or_have_changed_are_refused(hub, keys, caplog):
     for counts in ({"ann": [0, 0, 1]}, {"ann": [-1, 0, 1]}, {"bob": [1, 0, 1]}, {"ann": "many"}, [1]):
         with dial(hub, keys / "device-ann") as socket:
@@ -377,7 +386,7 @@ def test_the_broker_lets_a_node_write_under_its_own_name_and_read_what_is_for_it
 
     def eve() -> Broker:
         will = "polytier/from/device/eve/all", b""
-        return Broker(mosquitto.via, keys / "device-eve", will, lambda topic, data: read.append(topic), list)
+        return Broker(mosquitto.via, keys / "device-eve", will, lambda topic, data: read.append(topic), lambda: None)
 
     with Mosquitto(keys) as mosquitto:
         hub, reader = make_hub(mosquitto.via, keys / "server"), eve()

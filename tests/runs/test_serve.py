@@ -29,6 +29,8 @@ from polytier.runs.load import load_run
 from polytier.runs.loop import make_loop
 from polytier.runs.read import RunRecord
 from polytier.runs.replay import read_status, replay_run
+from polytier.runs.roster import FILE as CHANGES
+from polytier.runs.roster import change_roster, read_changes
 from polytier.runs.serve import run_server
 
 BROKER = pytest.mark.skipif(MOSQUITTO is None, reason=MISSING)
@@ -179,6 +181,39 @@ def test_four_tiers_and_gateways_have_the_bits_of_the_simulation(tmp_path, mqtt)
         own = parameters(row.unsqueeze(0))
         assert torch.equal(torch.cat([own[key].flatten() for key in sorted(own)]), flat(path))
     assert read_absences(tmp_path / "run" / "absences.csv") == []
+
+
+def test_devices_join_and_leave_during_a_run_and_the_replay_has_the_same_bits(tmp_path):
+    settings: Any = {**PERMFL, "rounds": 60, "set": {"device_steps": 20, "team_rounds": 3}}
+    with Processes(tmp_path, TEAMS, {}, **settings) as processes:
+        change_roster(processes.file, "d3", None, there=False)
+        processes.server()
+        for name in TEAMS:
+            processes.team(name)
+        for name in ("d0", "d1", "d2"):
+            processes.device(name)
+        processes.until(lambda: processes.rounds() > 1, "the first round")
+        change_roster(processes.file, "d3", "t1", there=True)
+        processes.until(lambda: "team/t1 is ready" in processes.log("server").rpartition("listening")[2], "team/t1")
+        processes.device("d3")
+        changes = processes.out / CHANGES
+        processes.until(lambda: "joins" in (changes.read_text() if changes.exists() else ""), "device/d3")
+        change_roster(processes.file, "d0", None, there=False)
+        processes.until(lambda: "leaves" in changes.read_text(), "device/d0")
+        gone = processes.processes.pop("device/d0")
+        gone.join(60)
+        assert gone.exitcode == 2
+        assert "not in the roster" in processes.log("device/d0")
+        processes.wait()
+        found = read_changes(changes)
+        assert [(change.number, change.action, change.device) for change in found] == [
+            (1, "joins", "d3"),
+            (2, "leaves", "d0"),
+        ]
+        replay_run(processes.out, tmp_path / "data", tmp_path / "replayed")
+        run = load_run(tmp_path / "replayed", None, False)
+        assert run.device_ids.tolist() == ["d1", "d2", "d3"]
+        same_models(processes, run)
 
 
 def test_teams_that_pass_messages_on_change_no_bit(tmp_path):

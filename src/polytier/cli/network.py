@@ -51,6 +51,10 @@ Name = Annotated[
     str, typer.Argument(metavar="NAME", help="server, device/NAME, team/NAME, gateway/NAME or broker/NAME.")
 ]
 
+InJob = Annotated[
+    Path | None, typer.Option("--job", metavar="JOB.toml", parser=a_path, help="Change the roster of this job as well.")
+]
+
 federation = typer.Typer(no_args_is_help=True, help="A federation over a network: its job, keys and state.")
 
 
@@ -94,11 +98,18 @@ def enrol(
     request: Annotated[
         bool, typer.Option("--request", help="Make a key here and a request NAME.csr for the authority to sign.")
     ] = False,
+    job: InJob = None,
+    team: Annotated[str | None, typer.Option("--team", metavar="NAME", help="With --job: the team it joins.")] = None,
 ) -> None:
-    """Make the key and the certificate of a node: a folder to carry to it."""
+    """Make the key and the certificate of a node: a folder to carry to it. With --job the roster gets the device."""
     from polytier.engines.network import keys
 
     check_address(name)
+    if job is not None:
+        from polytier.runs.roster import change_roster
+
+        change_roster(job, device_of(name), team, there=True)
+        say(f"{name} is in the roster of {job}; a server that runs takes it in between two rounds, when it has come")
     if request:
         say(f"send {keys.make_request(folder, name)} to the authority; its key stays in {folder}")
         return
@@ -126,10 +137,15 @@ def sign(
 
 
 @federation.command()
-def revoke(name: Name, folder: Folder = Path("federation")) -> None:
-    """Note that the certificate of a node is no longer valid."""
+def revoke(name: Name, folder: Folder = Path("federation"), job: InJob = None) -> None:
+    """Note that the certificate of a node is no longer valid. With --job the device leaves the roster too."""
     from polytier.engines.network import keys
 
+    if job is not None:
+        from polytier.runs.roster import change_roster
+
+        change_roster(job, device_of(name), None, there=False)
+        say(f"{name} is no longer in the roster of {job}; a server that runs goes on without it after this round")
     serial = keys.revoke(folder, name)
     say(
         f"{name} ({serial:x}) is in {folder / keys.REVOKED}; a running server or team whose --keys are in {folder} "
@@ -195,13 +211,14 @@ def serve(
         return
     assert job is not None
     from polytier.runs.job import read_job
+    from polytier.runs.roster import RosterFile
     from polytier.runs.serve import run_server
 
     read = read_job(job)
     check_code(read.spec.values(), job, trust)
     folder = out or Path("runs") / job.stem
     with Interrupt() as interrupt:
-        run_server(read, via or listen, keys, folder, announce, interrupt, health)
+        run_server(read, via or listen, keys, folder, announce, interrupt, health, RosterFile(job))
     print(folder)
 
 
@@ -292,6 +309,14 @@ def place_of(parent: str, via: str | None) -> str:
     if parent != "server" and not (slash and own and kind.rstrip("0123456789") == "team"):
         raise ValueError(f"--parent {parent} is no name; with --via give server, or team/NAME (team1/NAME, ...)")
     return f"{via}/{parent}"
+
+
+def device_of(name: str) -> str:
+    """The name of a device, from its address."""
+    kind, _, own = name.partition("/")
+    if kind != "device" or not own:
+        raise ValueError(f"--job is for devices (device/NAME), not for {name}; edit the roster of the job by hand")
+    return own
 
 
 def check_address(name: str) -> None:

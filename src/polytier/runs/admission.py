@@ -11,6 +11,7 @@ import torch
 from polytier.data.moments import Moments, merged, read_moments
 from polytier.engines.network.contents import Limits, as_tensor, from_tensor
 from polytier.engines.network.message import Message, Refused
+from polytier.engines.network.parent import is_count
 from polytier.engines.network.relay import VIA
 from polytier.engines.network.world import address, places, span, subtree, tree_text
 from polytier.runs.job import Job
@@ -18,7 +19,6 @@ from polytier.runs.node_versions import check_versions, own_versions, warn_of_bi
 from polytier.tree.topology import Topology
 
 MOST_NAMES = 100_000
-MOST_SAMPLES = 1 << 40
 MOST_RELAYS = 16
 
 
@@ -43,8 +43,13 @@ class Admission:
         self.children = places(tree, tier + 1)
         self.counts: dict[str, list[int]] = {}  # samples by split, by the name of the device
         self.moments: dict[str, Moments] = {}  # of the samples below each child, if inputs are standardised
+        self.newcomers: dict[str, list[int]] = {}  # the same of devices that came after the start
         self.settled: tuple[Topology, dict[str, Any]] | None = None
         self._lock = threading.Lock()
+
+    def change(self, tree: Topology) -> None:
+        """Let in those of another roster."""
+        self.tree, self.children = tree, places(tree, self.tier + 1)
 
     @property
     def complete(self) -> bool:
@@ -122,14 +127,15 @@ class Admission:
         if not isinstance(counts, dict) or not set(counts) <= below:
             raise Refused("it counts samples of devices that are not below it")
         for device, count in counts.items():
-            fits = isinstance(count, list) and len(count) == 3
-            if not fits or not all(type(n) is int and 0 <= n < MOST_SAMPLES for n in count) or count[0] < 1:
+            if not is_count(count):
                 raise Refused(f"the numbers of samples of device {device} are not possible")
             if self.settled is not None and self.counts.get(device) not in (None, count):
                 raise Refused(
                     f"device {device} has other numbers of samples than when the run started; restore its data"
                 )
-        if self.settled is None:
+        if self.settled is not None:
+            self.newcomers |= {device: count for device, count in counts.items() if device not in self.counts}
+        else:
             moments = self._moments(names, counts, message) if self.job.standardized else {}
             with self._lock:
                 self.moments = {**self.moments, **moments}
@@ -167,7 +173,9 @@ class Admission:
         nodes = {}
         for name in names:
             if name not in known:
-                raise Refused(f"{name} was not there when the run started; it can take part in the next run")
+                if self.limits.fixed:
+                    raise Refused(f"{name} was not there when the run started; it can take part in the next run")
+                return None  # it is taken in between two rounds
             part = subtree(tree, self.tier + 1, known[name])
             nodes[name] = {"tree": tree_text(part), "counts": counts_of(part, self.counts)}
         return Message("world", {}, {"world": as_tensor({**about, "nodes": nodes})})

@@ -34,6 +34,7 @@ def with_features(
 
 def objective_of(spec: RunSpec, federation: Federation, module: nn.Module | None) -> Objective:
     """The objective of a model whose features are to be kept, for samples."""
+    named = module is None
     if module is None:
         check_kinds(spec.model, federation, default=False)
         shape, targets = tuple(federation.x.shape[1:]), tuple(federation.y.shape[1:])
@@ -45,5 +46,5 @@ def objective_of(spec: RunSpec, federation: Federation, module: nn.Module | None
         device=spec.on,
         trainable=Trainable.parse(spec.train),
         seed=spec.seed,
-        share=True,
+        share=named,
     )

@@ -23,11 +23,12 @@ from polytier.method.context import Context
 from polytier.method.memory import Memory
 from polytier.runs.callbacks import IN_FILES, rows_bytes
 from polytier.runs.loop import Loop
-from polytier.stack.held import bytes_of_gradient, physical_memory
+from polytier.stack.held import bytes_per_sample, physical_memory
 from polytier.tree.participation import Participation
 from polytier.tree.topology import Topology
 
 TIMED = 3  # steps
+GAPS = 1.25  # freed memory between values that exist, as a factor
 PROCESS = 250 << 20  # bytes that Python, torch and this package take in every process
 
 
@@ -46,7 +47,7 @@ def memory_of(loop: Loop, context: Context) -> dict[str, int]:
     sample = min(sample, int(federation.samples.max()))
     batch = sample * federation.x[0].numel()
     group = context.batches.whole(federation.samples.argmax().reshape(1), "train", 1).groups[0]
-    values = bytes_of_gradient(context.objective, group.x[0], group.y[0]) * sample
+    values = int(GAPS * bytes_per_sample(context.objective, group.x[0], group.y[0])) * sample
     return {
         "data": federation.x.nbytes + federation.y.nbytes,
         "models": width * (context.objective.dimension * nodes + context.objective.frozen_size),

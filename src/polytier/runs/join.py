@@ -28,7 +28,7 @@ from polytier.engines.network.parent import Parent
 from polytier.engines.network.relay import Relay
 from polytier.engines.network.transport import open_hub, open_uplink
 from polytier.engines.network.versions import NodeMemory, Versions
-from polytier.engines.network.world import read_tree, without_samples
+from polytier.engines.network.world import places, read_tree, without_samples
 from polytier.files.lock import FolderLock
 from polytier.files.write import make_folder, write_bytes
 from polytier.messages.ledger import Ledger
@@ -299,6 +299,8 @@ class Team(Child):
             vitals, vitals.children, vitals.expected = self.vitals, True, len(self.gate.children)
             vitals.present, vitals.traffic = self.hub.present, self.hub.traffic
             self.started(self.hub.address)
+        self.gate.job = job
+        self.gate.change(tree)
         if known:
             self.gate.counts = known
             return known
@@ -333,8 +335,12 @@ class Team(Child):
         self.vitals.expected = tree.size(self.gate.tier + 1)
         self.nodes = {self.names[0]: self.make_node(self.names[0], context, exchange, about, parent)}
         self.gate.counts = {**self.gate.counts, **world["counts"]}
+        late = {name: count for name, count in self.gate.newcomers.items() if name not in world["counts"]}
+        self.gate.newcomers = parent.newcomers = late
         self.gate.settle(tree, {key: about.get(key) for key in ("run", "initial", SCALING)})
         hub.send_worlds()
+        for name in set(hub.present()) - set(places(tree, self.gate.tier + 1)):
+            hub.forget(hub.link_of(name) or name, "it is no longer in the roster")
 
     def gathered(self) -> None:
         assert self.gate is not None

@@ -20,6 +20,8 @@ from polytier.runs.folder import check_free
 from polytier.runs.job import Job, make_job
 from polytier.runs.loop import Loop
 from polytier.runs.read_files import PRESENT, STATE, read_config
+from polytier.runs.roster import FILE as CHANGES
+from polytier.runs.roster import moved, read_changes, stages
 from polytier.runs.serve import JOB, NETWORK, SCALING
 
 
@@ -65,12 +67,19 @@ def replay_run(folder: Path, data: Path, out: Path) -> None:
     """
     check_free(out)
     job, about = job_of_folder(folder), read_json(folder / NETWORK)
-    tree = those_counted(job.tree, about["counts"])
-    federation = pooled(job, data, [str(name) for name in np.sort(tree.names[-1])], about["counts"])
-    absences = read_absences(folder / FILE)
+    absences, changed = read_absences(folder / FILE), read_changes(folder / CHANGES)
     rounds = read_json(folder / STATE)["round"]
-    with Loop(job.assemble(tree, federation, partial(Replayed, absences=absences))) as loop:
-        loop.run(rounds, [RunFolder(out)])
+    saved: Any = None
+    for until, there in stages(about.get("first", about["counts"]), changed, rounds):
+        tree = those_counted(job.tree, dict.fromkeys(there))
+        federation = pooled(job, data, sorted(there), about["counts"])
+        with Loop(job.assemble(tree, federation, partial(Replayed, absences=absences))) as loop:
+            if saved is not None:
+                tensors, facts, before = saved
+                loop.restore(moved(tensors, before, tree), facts)
+            writers = [RunFolder(out)] if until == rounds else []
+            loop.run(rounds, writers, lambda loop=loop, until=until: loop.round >= until)
+            saved = *loop.snapshot(), tree
 
 
 def pooled(job: Job, folder: Path, names: list[str], counts: dict[str, list[int]]) -> Federation:

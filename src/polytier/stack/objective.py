@@ -53,7 +53,8 @@ class Objective:
         batching: "stacked", "single" or "eager", see above.
         trainable: which parameters train.
         seed: determines the first values of parameters that `trainable` adds.
-        share: whether frozen parameters use the memory of those of `module`, which must then not be changed.
+        share: whether frozen parameters use the memory of those of `module`, which must then not be changed (its
+            parameters may be moved to other addresses).
         boundary: if it is given, inputs are features, and only the layers after this boundary are computed.
 
     Attributes:
@@ -97,6 +98,8 @@ class Objective:
         boundary: Boundary | None = None,
     ) -> None:
         self.boundary = boundary
+        for parameter in module.parameters() if share else ():
+            parameter.data = at_line(parameter.data)
         self.module = trainable.apply(module, seed, share).to(device=device, dtype=dtype)
         self.sample_loss, self.l2, self.dtype, self.batching = loss, l2, dtype, batching
         self.device, self.trainable = torch.device(device), trainable
@@ -164,8 +167,7 @@ class Objective:
         """
         for name, parameter in self.frozen.items():
             values = from_file(*self._files[name]) if name in self._files else parameter.data
-            values = values.to(self.device).contiguous()
-            parameter.data = values.clone() if values.data_ptr() % LINE else values
+            parameter.data = at_line(values.to(self.device))
 
     def __copy__(self) -> Objective:
         """A copy that shares the module; graphs are traced again."""
@@ -462,6 +464,12 @@ def stacks_of(n: int) -> list[slice]:
     """
     ends = list(itertools.accumulate((n - n % 4, n & 2, n & 1), initial=0))
     return [slice(start, end) for start, end in itertools.pairwise(ends) if end > start]
+
+
+def at_line(values: Tensor) -> Tensor:
+    """The values, contiguous and at an aligned address; a copy if they are not."""
+    values = values.contiguous()
+    return values.clone() if values.data_ptr() % LINE else values
 
 
 def columns(piece: Piece) -> Tensor:

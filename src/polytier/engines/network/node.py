@@ -152,6 +152,8 @@ class Node:
         below = {"traffic": traffic_of(part), "absences": as_tensor(absent)}
         if self.parent is not None:
             below["present"] = as_tensor(self.parent.present())
+            if self.parent.newcomers:
+                below["newcomers"] = as_tensor(self.parent.newcomers)
         return Message("answer", {**facts, "steps": steps}, {**tensors, **below})
 
     def _read_measure(self, part: Context, message: Message) -> tuple[str, int, dict[str, Tensor]]:

@@ -30,6 +30,7 @@ log = logging.getLogger("polytier")
 HEARD, FIELD = "heard", "call"  # under which a parent remembers the last call of each child whose answer it used
 PAUSE = 0.2  # seconds between looks at who is there, and at what the own parent wants
 MOST_COLUMNS = 256
+MOST_SAMPLES = 1 << 40
 NUMBERS = 1 << 62
 
 Programs = Mapping[str, Callable[..., Rows]]  # the programs of an evaluation by name
@@ -105,6 +106,7 @@ class Parent:
         self.tiles = {part.name: 1 for part in context.parts}
         self.chain: list[int] | None = None  # of the call that is being answered; the server has none
         self.below: dict[str, list[str]] = {}  # who is there below each team, as its last answer said
+        self.newcomers: dict[str, list[int]] = {}  # devices that have come since the run started, and their samples
         self._late: dict[str, str] = {}  # who missed a deadline and was not heard from since, and over which link
 
     def use_workers(self, workers: int) -> None:
@@ -193,6 +195,7 @@ class Parent:
                 rows = self.exchange.incoming(self.context, alone, rows)
             check_traffic(message, part, call.tier, names[name])
             message.facts["absent"] = read_absences(message)
+            message.facts["newcomers"] = read_newcomers(message)
             message.facts["present"] = read_present(message, part, call.tier, names[name])
             down = sum(packed[tuple(call.sender[receivers].tolist())][2])
             message.facts["bytes"] = (down, sum(sizes))
@@ -226,6 +229,7 @@ class Parent:
         for line in message.facts["absent"]:
             self.absences.append(line)
         self.below[address(part.topology, call.tier, node)] = message.facts["present"]
+        self.newcomers |= message.facts["newcomers"]
 
     # -- evaluation ----------------------------------------------------------------------------------
 
@@ -398,6 +402,20 @@ def read_absences(message: Message) -> list[Absence]:
             raise Refused("an answer has absences that cannot be read")
         found.append(Absence(*line))
     return found
+
+
+def read_newcomers(message: Message) -> dict[str, list[int]]:
+    """Devices that a team says have come, and their samples by split; the roster says whether they may."""
+    found = from_tensor(message, "newcomers") if "newcomers" in message.tensors else {}
+    if not isinstance(found, dict) or not all(is_count(count) for count in found.values()):
+        raise Refused("an answer has newcomers that cannot be read")
+    return found
+
+
+def is_count(count: Any) -> bool:
+    """Whether this may be the number of samples of a device by split; it has some for training."""
+    fits = isinstance(count, list) and len(count) == len(SPLITS)
+    return fits and all(type(n) is int and 0 <= n < MOST_SAMPLES for n in count) and count[0] >= 1
 
 
 def read_present(message: Message, part: Context, tier: int, node: int) -> list[str]:

@@ -60,6 +60,7 @@ def rehearse(context: Context, exchange: Exchange) -> Limits:
         exchange: How rows travel.
     """
     trials: list[Recorder] = []
+    states: list[Rows | None] = []
     for width, rounds in TRIALS:
         small = small_context(context, width)
         recorder = Recorder(small, codec=exchange.codec, upload=exchange.upload)
@@ -67,8 +68,9 @@ def rehearse(context: Context, exchange: Exchange) -> Limits:
         trials.append(recorder)
         for part in (small, *small.parts):
             part.engine = recorder
+        states.append(None)
         try:
-            play(small, rounds)
+            states[-1] = play(small, rounds)
         except Exception as error:  # on made-up data a method may fail; what it sent so far is known
             log.debug("the rehearsal ended early: %s", error, exc_info=error)
     forms: dict[str, dict[str, Form | None]] = {}
@@ -76,7 +78,14 @@ def rehearse(context: Context, exchange: Exchange) -> Limits:
         for key, seen in recorder.forms.items():
             known = forms.setdefault(key, dict(seen))
             forms[key] = {name: form if known.get(name, form) == form else None for name, form in seen.items()}
-    return limits_of(context, trials, forms)
+    return replace(limits_of(context, trials, forms), fixed=bool(context.scopes) or depends_on_devices(context, states))
+
+
+def depends_on_devices(context: Context, states: list[Rows | None]) -> bool:
+    """Whether the server keeps something per device, so that the roster cannot change during a run."""
+    if any(state is None or context.algorithm.collaboration(state) is not None for state in states):
+        return True
+    return len({repr(sorted(forms_of(state).items())) for state in states if state is not None}) > 1
 
 
 def limits_of(context: Context, trials: list[Recorder], forms: dict[str, dict[str, Form | None]]) -> Limits:
@@ -97,8 +106,8 @@ def limits_of(context: Context, trials: list[Recorder], forms: dict[str, dict[st
     return Limits(forms, row_bytes, (1 << 20) + rows * row_bytes + 200 * devices, frozenset(tiers))
 
 
-def play(context: Context, rounds: int) -> None:
-    """Run rounds of the server's program."""
+def play(context: Context, rounds: int) -> Rows:
+    """Run rounds of the server's program; returns what the server keeps."""
     first = {part.name: part.objective.initial.unsqueeze(0).clone() for part in context.parts}
     algorithm = context.algorithm
     state = algorithm.init(first if algorithm.parts() else first[""])
@@ -106,6 +115,7 @@ def play(context: Context, rounds: int) -> None:
         for part in context.parts:
             part.ledger.start_round()
         state = algorithm.server(state, Children(context, 0, torch.zeros(1, dtype=torch.int64), Clock(round_)))
+    return state
 
 
 def small_context(context: Context, width: int) -> Context:
