@@ -30,7 +30,7 @@ from polytier.runs.methods import method_of, wraps_others
 from polytier.runs.spec import RunSpec, read_teams
 from polytier.studies.run_queue import Task
 
-TIMED_DEVICES, TIMED_BATCH = 8, 128  # devices whose step is timed, and the size of a batch that grows
+TIMED_DEVICES, TIMED_BATCH = 2, 128  # devices whose step is timed, and the size of a batch that grows
 
 REPEATS = 3  # measurements, of which the least counts: other work on the machine only adds time
 
