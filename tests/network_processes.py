@@ -1,4 +1,4 @@
-"""A federation of real processes on the loopback interface, with keys and certificates of their own."""
+"""A federation of real processes on the loopback interface, over WebSocket or a broker, with keys of their own."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import tomli_w
 import torch
 from safetensors.torch import load_file
 
+from brokers import Mosquitto
 from network_tree import data
 from polytier import Federation
 from polytier.engines.network.absences import FILE, Absence, read_absences
@@ -44,10 +45,14 @@ class Processes:
     Args:
         folder: For everything.
         teams: The roster.
-        settings: Keys of the job; `network` are those of its table.
+        network: Keys of the table [network] of the job.
+        mqtt: Whether links go through a broker.
+        settings: Keys of the job.
     """
 
-    def __init__(self, folder: Path, teams: dict[str, list[str]], network: dict[str, Any], **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, teams: dict[str, list[str]], network: dict[str, Any], mqtt: bool = False, **settings: Any
+    ) -> None:
         self.folder, self.processes = folder, {}
         self.federation = data(sum(map(len, teams.values())), len(teams))
         roster = {"teams": teams}
@@ -66,6 +71,7 @@ class Processes:
             enrol(self.keys, node)
         self.teams = teams
         self.parents = {device: team for team, devices in teams.items() for device in devices}
+        self.broker = Mosquitto(self.keys) if mqtt else None
         (folder / "data").mkdir()
         for k, name in enumerate(self.federation.ids.tolist()):
             write_device(folder / "data" / f"{name}.npz", self.federation, k)
@@ -81,6 +87,8 @@ class Processes:
         for process in self.processes.values():
             process.kill()
             process.join()
+        if self.broker is not None:
+            self.broker.kill()
 
     def command(self, name: str, *words: str) -> None:
         """Start a process; its output goes to a file."""
@@ -94,22 +102,29 @@ class Processes:
         return path.read_text() if path.exists() else ""
 
     def server(self) -> None:
-        listen = f"127.0.0.1:{self.ports.get('server', 0)}"
-        self.command("server", "serve", "job.toml", "--listen", listen, "--out", "run", "-v")
+        self.command("server", "serve", "job.toml", *self._listen("server"), "--out", "run", "-v")
         self._port("server")
 
     def team(self, name: str) -> None:
-        listen = f"127.0.0.1:{self.ports.get(f'team/{name}', 0)}"
-        keys, parent = str(self.keys / f"team-{name}"), f"127.0.0.1:{self.ports['server']}"
-        words = ("--team", name, "--parent", parent, "--listen", listen, "--keys", keys, "-v")
-        self.command(f"team/{name}", "serve", *words)
-        self._port(f"team/{name}")
+        keys, own = str(self.keys / f"team-{name}"), f"team/{name}"
+        words = ("--team", name, *self._parent("server"), *self._listen(own), "--keys", keys, "-v")
+        self.command(own, "serve", *words)
+        self._port(own)
 
     def device(self, name: str, **other: Any) -> None:
         above = "server" if self.flat else f"team/{self.parents[name]}"
-        keys, parent = other.get("keys", self.keys / f"device-{name}"), f"127.0.0.1:{self.ports[above]}"
-        words = ("--parent", parent, "--data", f"data/{name}.npz", "--name", name, "--keys", str(keys), "-v")
+        keys = str(other.get("keys", self.keys / f"device-{name}"))
+        via = () if self.broker is None else ("--via", self.broker.via)
+        words = (*self._parent(above), *via, "--data", f"data/{name}.npz", "--name", name, "--keys", keys, "-v")
         self.command(f"device/{name}", "join", *words)
+
+    def _listen(self, name: str) -> tuple[str, ...]:
+        if self.broker is not None:
+            return "--via", self.broker.via
+        return "--listen", f"127.0.0.1:{self.ports.get(name, 0)}"
+
+    def _parent(self, name: str) -> tuple[str, ...]:
+        return "--parent", f"127.0.0.1:{self.ports[name]}" if self.broker is None else name
 
     def start(self) -> None:
         self.server()
@@ -120,6 +135,8 @@ class Processes:
 
     def _port(self, name: str) -> None:
         self.until(lambda: "listening at" in self.log(name).rpartition("\n")[0], name)
+        if self.broker is not None:
+            return
         address = [line for line in self.log(name).splitlines() if line.startswith("listening at")][-1]
         self.ports[name] = int(address.rpartition(":")[2])
 

@@ -24,7 +24,7 @@ from polytier.engines.network.contents import Limits, as_tensor, from_tensor
 from polytier.engines.network.keys import enrol, make_authority, make_request, revoke, sign_request, tls
 from polytier.engines.network.links import Closed, LinkHub, Uplink
 from polytier.engines.network.message import Message, Refused, decode, encode
-from polytier.engines.network.mqtt import tunnel_to
+from polytier.engines.network.mqtt import Broker, tunnel_to
 from polytier.engines.network.transport import MQTT, open_hub, open_uplink
 from polytier.engines.network.websocket import split_address
 from polytier.runs.admission import Admission, hello, those_counted
@@ -258,6 +258,15 @@ def test_something_else_than_a_message_ends_the_link_with_one_line(hub, keys, ca
         assert hub.present() == ["device/bob"]
 
 
+def test_a_first_message_that_is_too_long_is_one_line(hub, keys, caplog):
+    with dial(hub, keys / "device-ann") as socket:
+        socket.send(bytes(2 * LARGEST))
+        assert closed(socket)
+    until(lambda: warnings(caplog))
+    assert len(warnings(caplog)) == 1
+    assert "device/ann" in warnings(caplog)[0]
+
+
 def test_samples_that_are_impossible_or_have_changed_are_refused(hub, keys, caplog):
     for counts in ({"ann": [0, 0, 1]}, {"ann": [-1, 0, 1]}, {"bob": [1, 0, 1]}, {"ann": "many"}, [1]):
         with dial(hub, keys / "device-ann") as socket:
@@ -369,3 +378,29 @@ def test_a_key_can_stay_on_its_machine(hub, keys, tmp_path):
 def test_addresses_that_are_none_get_advice(text):
     with pytest.raises(ValueError, match="give HOST:PORT"):
         split_address(text)
+
+
+@BROKER
+def test_the_broker_lets_a_node_write_under_its_own_name_and_read_what_is_for_it(keys, caplog):
+    read = []
+
+    def eve() -> Broker:
+        will = "polytier/from/device/eve/all", b""
+        return Broker(mosquitto.via, keys / "device-eve", will, lambda topic, data: read.append(topic), list)
+
+    with Mosquitto(keys) as mosquitto:
+        hub, reader = make_hub(mosquitto.via, keys / "server"), eve()
+        reader.subscribe("polytier/#", "polytier/from/+/+/up/server/+", "polytier/from/server/down/device/ann/+")
+        for topic in ("polytier/from/device/ann/up/server/1", "polytier/from/server/all"):
+            forger = eve()
+            forger.publish(topic, b"\x16 no connection")
+            until(forger.lost.is_set)  # the broker has cut it off
+            forger.close()
+        with joined(hub, keys / "device-ann", "device/ann"):
+            reader.sent(reader.publish("polytier/from/device/eve/up/server/1", b"\x16 no connection"))
+            until(lambda: warnings(caplog))  # what was sent before it has arrived, if it was let through
+            assert hub.present() == ["device/ann"]
+        assert len(warnings(caplog)) == 1
+        assert not [topic for topic in read if "ann" in topic]
+        reader.close()
+        hub.close()

@@ -138,6 +138,18 @@ class Floats(Codec):
                 )
         return rows.to(wire)
 
+    def to_bytes(self, row: Tensor) -> Tensor:
+        """The message as a tensor of bytes, copied once."""
+        return self._cast(row).to("cpu", copy=True, memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+
+    def from_bytes(self, message: Tensor, like: Tensor) -> Tensor:
+        """The row in a message that is a tensor of bytes; it may share the memory of the message."""
+        wire = self._wire(like)
+        if len(message) != like.numel() * wire.itemsize:
+            raise ValueError(f"got a message of {len(message)} bytes, expected {like.numel() * wire.itemsize}")
+        whole = message if message.data_ptr() % wire.itemsize == 0 else message.clone()
+        return whole.view(wire).reshape(like.shape).to(like.dtype)
+
     def encode(self, row: Tensor) -> bytes:
         return self._cast(row).contiguous().cpu().numpy().tobytes()
 

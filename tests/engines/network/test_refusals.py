@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from network_full.fuzz import fuzz
 from network_tree import Tree, data
 from polytier import Diverged, PerMFL
 from polytier.engines.network.contents import Limits, allowed_programs, as_tensor
@@ -213,6 +214,11 @@ def test_any_damage_of_a_message_is_refused_or_answered(tree, data):
     except Refused:
         return
     assert answer.kind in ("answer", "absent", "failed")
+
+
+def test_messages_changed_at_random_are_refused_or_answered_by_server_team_and_device():
+    found = fuzz(800)  # all 10,000 in `make network`
+    assert all(found[f"{who}: refused"] > 50 for who in ("device", "team", "server", "gate"))
 
 
 def test_limits_come_through_json():

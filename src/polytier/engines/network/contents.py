@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polytier.engines.network.message import HEADER, Message, Refused
-from polytier.messages.codec import Codec
+from polytier.messages.codec import Codec, Floats
 from polytier.method.algorithm import Algorithm
 from polytier.method.call import Call
 from polytier.stack.rows import Rows, as_dict
@@ -112,15 +112,18 @@ def pack_rows(
     tensors, sizes = {}, [0] * count
     for name, value in as_dict(rows).items():
         for k, row in enumerate(value):
-            data = codec_of(name).encode(row)
+            tensors[f"{k}:{name}"] = data = encoded_row(row, codec_of(name))
             sizes[k] += len(data)
-            tensors[f"{k}:{name}"] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else empty()
     facts = {"named": isinstance(rows, dict), "fields": forms_of(rows), "count": count}
     return {"rows": facts}, tensors, sizes
 
 
-def empty() -> Tensor:
-    return torch.zeros(0, dtype=torch.uint8)
+def encoded_row(row: Tensor, codec: Codec) -> Tensor:
+    """One row as bytes; large rows are copied no more often than necessary."""
+    if type(codec) is Floats:
+        return codec.to_bytes(row)
+    data = bytearray(codec.encode(row))
+    return torch.frombuffer(data, dtype=torch.uint8) if data else torch.zeros(0, dtype=torch.uint8)
 
 
 def read_forms(message: Message) -> tuple[bool, dict[str, Form], int]:
@@ -171,22 +174,27 @@ def unpack_rows(
             if data is None or data.dtype != torch.uint8 or data.ndim != 1:
                 raise Refused(f"row {k} of the field {name[:40]!r} is missing")
             sizes[k] += len(data)
-            decoded.append(decoded_row(data.numpy().tobytes(), codec_of(name), dtype, shape))
-        rows[name] = torch.stack(decoded) if decoded else torch.zeros((0, *shape), dtype=DTYPES[dtype])
+            decoded.append(decoded_row(data, codec_of(name), dtype, shape))
+        rows[name] = stacked(decoded) if decoded else torch.zeros((0, *shape), dtype=DTYPES[dtype])
     return (rows if named else rows[""]), sizes
 
 
-def decoded_row(data: bytes, codec: Codec, dtype: str, shape: tuple[int, ...]) -> Tensor:
+def stacked(rows: list[Tensor]) -> Tensor:
+    """[n, ...]; one row is not copied."""
+    return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows)
+
+
+def decoded_row(data: Tensor, codec: Codec, dtype: str, shape: tuple[int, ...]) -> Tensor:
     """One row, after a check that its values are finite."""
     like = torch.zeros((), dtype=DTYPES[dtype]).expand(shape)
     try:
-        row = codec.decode(data, like)
+        row = codec.from_bytes(data, like) if type(codec) is Floats else codec.decode(data.numpy().tobytes(), like)
     except Exception as error:
         raise Refused(f"a row cannot be decoded: {str(error)[:120]}") from None
     if row.shape != torch.Size(shape) or row.dtype != DTYPES[dtype]:
         raise Refused(f"a decoded row is {row.dtype} {tuple(row.shape)}, not {dtype} {shape}")
-    if row.is_floating_point() and not bool(torch.isfinite(row).all()):
-        raise Refused("a row holds NaN or infinity")
+    if row.is_floating_point() and row.numel() and not bool(torch.isfinite(torch.stack(torch.aminmax(row))).all()):
+        raise Refused("a row holds NaN or infinity")  # the extremes of a row with NaN are NaN; this needs no memory
     return row
 
 

@@ -1,13 +1,13 @@
 """Links over an MQTT broker. All nodes dial the broker; a parent needs no address of its own.
 
-A message from node A to node B has the topic polytier/from/A/to/B/LINK, in which LINK is chosen by the child. The names
+What node A sends to its parent B has the topic polytier/from/A/up/B/LINK, in which LINK is chosen by the child. Names
 are those of certificates, such as device/ann, so a broker can let every node write under its own name alone and read
 what is for it alone: see `ACL`. What travels under these topics is a TLS connection of the two nodes, with the same
 certificates as over WebSocket: the broker sees who talks to whom and how much, and both ends check certificates.
 
-    polytier/from/CHILD/to/PARENT/LINK    pieces of the TLS connection; an empty piece, also as last will, closes it
-    polytier/from/PARENT/to/CHILD/LINK    the same in the other direction
-    polytier/from/PARENT/to/all           retained: who listens (a number chosen at its start); with "-" as last will
+    polytier/from/CHILD/up/PARENT/LINK      pieces of the TLS connection; an empty piece, also as last will, closes it
+    polytier/from/PARENT/down/CHILD/LINK    the same in the other direction
+    polytier/from/PARENT/all                retained: who listens (a number chosen at its start); with "-" as last will
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ from polytier.engines.network.websocket import split_address
 log = logging.getLogger("polytier")
 ROOT = "polytier/from"
 KEEPALIVE = 15  # seconds; a broker that hears nothing for one and a half times as long sends the last will
-QOS = 1  # a piece is acknowledged, which limits how many are on their way
-WINDOW = 8  # pieces of one link that are on their way to the broker
+QOS = 1  # of who listens and of last wills
+PIECES = 0  # of pieces: one that is lost or comes twice ends the TLS connection, and the child dials again
+WINDOW = 8  # pieces of one link that wait to be written
+HANDSHAKE = b"\x16"  # how the first piece of a TLS connection begins; later ones of a link that was closed are left out
 RECORDS = 64 << 10  # bytes that are decrypted at a time
 CONF = """# Settings of the broker mosquitto for a federation; start it by: mosquitto -c {folder}/mosquitto.conf
 listener 8883
@@ -54,11 +56,13 @@ persistence false
 max_queued_messages 0
 """
 ACL = """# A node writes under its own name, and reads what is for it or for all. %u is the name in its certificate.
-pattern write polytier/from/%u/to/#
-pattern read polytier/from/+/to/%u/+
-pattern read polytier/from/+/+/to/%u/+
-pattern read polytier/from/+/to/all
-pattern read polytier/from/+/+/to/all
+pattern write polytier/from/%u/#
+pattern read polytier/from/+/up/%u/+
+pattern read polytier/from/+/+/up/%u/+
+pattern read polytier/from/+/down/%u/+
+pattern read polytier/from/+/+/down/%u/+
+pattern read polytier/from/+/all
+pattern read polytier/from/+/+/all
 """
 
 
@@ -142,14 +146,17 @@ class Broker:
 
     def publish(self, topic: str, data: bytes, retain: bool = False) -> Any:
         """Send something."""
-        return self._client.publish(topic, data, qos=QOS, retain=retain)
+        return self._client.publish(topic, data, qos=QOS if retain else PIECES, retain=retain)
 
     def sent(self, information: Any) -> None:
-        """Wait until the broker has something that was published; raises `Closed`."""
-        while not information.is_published():
-            if self.lost.is_set():
-                raise Closed("the broker has gone")
-            information.wait_for_publish(1.0)
+        """Wait until something that was published is written (retained: until the broker has it); raises `Closed`."""
+        try:
+            while not information.is_published():
+                if self.lost.is_set():
+                    raise Closed("the broker has gone")
+                information.wait_for_publish(1.0)
+        except (RuntimeError, ValueError) as error:  # it was published without a connection
+            raise Closed(str(error)) from None
 
     def close(self) -> None:
         """End the connection."""
@@ -268,9 +275,9 @@ class Tunnel:
 
 
 def address_of(topic: str) -> tuple[str, str]:
-    """The sender of a topic polytier/from/A/to/B/LINK, and LINK."""
+    """The sender of a topic polytier/from/A/up/B/LINK, and LINK."""
     parts = topic.removeprefix(f"{ROOT}/").split("/")
-    return "/".join(parts[: parts.index("to")]), parts[-1]
+    return "/".join(parts[: parts.index("up")]), parts[-1]
 
 
 class MqttHub(LinkHub):
@@ -285,7 +292,7 @@ class MqttHub(LinkHub):
     def __init__(self, via: str, keys: Path, gate: Gate) -> None:
         super().__init__(keys, gate)
         self._via, self._name, self._context = via, certificate_name(keys), tls(keys, listens=True)
-        self._all, self._token = f"{ROOT}/{self._name}/to/all", secrets.token_hex(8).encode()
+        self._all, self._token = f"{ROOT}/{self._name}/all", secrets.token_hex(8).encode()
         self._tunnels: dict[tuple[str, str], Tunnel] = {}
         self._broker: Broker | None = None
         self._lost = threading.Event()
@@ -299,7 +306,7 @@ class MqttHub(LinkHub):
         try:
             broker = Broker(self._via, self._keys, (self._all, b"-" + self._token), self._take, self._lost.set)
             self._broker = broker
-            inbox = f"to/{self._name}/+"
+            inbox = f"up/{self._name}/+"
             broker.subscribe(f"{ROOT}/+/{inbox}", f"{ROOT}/+/+/{inbox}", self._all)
             broker.publish(self._all, self._token, retain=True)
         except ssl.SSLCertVerificationError as error:
@@ -337,8 +344,8 @@ class MqttHub(LinkHub):
             return
         key = address_of(topic)
         tunnel = self._tunnels.get(key)
-        if tunnel is None and data and self._broker is not None:
-            to = f"{ROOT}/{self._name}/to/{key[0]}/{key[1]}"
+        if tunnel is None and data[:1] == HANDSHAKE and self._broker is not None:
+            to = f"{ROOT}/{self._name}/down/{key[0]}/{key[1]}"
             done = lambda: self._tunnels.pop(key, None)  # noqa: E731
             tunnel = Tunnel(self._broker, to, self._context, True, self.gate.largest, done)
             self._tunnels[key] = tunnel
@@ -395,7 +402,7 @@ class MqttUplink(Uplink):
 def tunnel_to(parent: str, via: str, keys: Path, largest: int, ended: Callable[[], bool]) -> Iterator[Tunnel]:
     """A link to a parent behind a broker; waits until the parent is there, or `ended`."""
     name, link, here = certificate_name(keys), secrets.token_hex(8), threading.Event()
-    to, back = f"{ROOT}/{name}/to/{parent}/{link}", f"{ROOT}/{parent}/to/{name}/{link}"
+    to, back = f"{ROOT}/{name}/up/{parent}/{link}", f"{ROOT}/{parent}/down/{name}/{link}"
     there: list[bytes] = []  # who listens, as it was when this link was opened
     tunnels: list[Tunnel] = []
 
@@ -416,7 +423,7 @@ def tunnel_to(parent: str, via: str, keys: Path, largest: int, ended: Callable[[
     try:
         tunnel = Tunnel(broker, to, tls(keys, listens=False), False, largest, tunnels.clear)
         tunnels.append(tunnel)
-        broker.subscribe(back, f"{ROOT}/{parent}/to/all")
+        broker.subscribe(back, f"{ROOT}/{parent}/all")
         while not here.wait(0.2):
             if ended() or broker.lost.is_set():
                 raise Closed("closed" if ended() else "the broker has gone")
