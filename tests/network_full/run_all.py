@@ -111,9 +111,19 @@ class Federation:
         return self.done() < self.rounds - 5
 
     def wait(self) -> None:
-        self.until(lambda: all(p.poll() is not None for p in self.spaces.processes.values()), "the end of all nodes")
+        """Wait until all nodes have ended; the server is started again for devices that were away at the end."""
+        self.until(lambda: self.ended("server"), "the end of the server")
+        time.sleep(5.0)
+        away = [name for name in self.names if not self.ended(name)]
+        if away:
+            for name in [name for name in self.names if name not in away]:
+                self.start(name)
+        self.until(lambda: all(map(self.ended, self.names)), f"the end of all nodes, after {away} were away")
         ended = {name: p.returncode for name, p in self.spaces.processes.items()}
         assert set(ended.values()) == {0}, ended
+
+    def ended(self, name: str) -> bool:
+        return self.spaces.processes[name].poll() is not None
 
     def same_as_replay(self) -> None:
         """Compare all models with those of the replay, to the bit."""
