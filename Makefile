@@ -7,11 +7,11 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --con
 # What `make run` compares
 METHODS := local,fedavg,fedavg-ft,hier-fedavg,ditto,permfl
 
-# Chromium, for the tests that open a report, and mosquitto, for those with a broker: installed where root may; else these
-# tests are skipped, and say so
-TOOLS   := PATH="$$PATH:/usr/sbin"; command -v chromium >/dev/null && command -v mosquitto >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
-	&& DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium mosquitto \
-	>/dev/null; } || true
+# Chromium opens reports and mosquitto passes messages on in tests: installed where root may; else these tests are
+# skipped, and say so
+SYSTEM := for tool in chromium mosquitto; do PATH="$$PATH:/usr/sbin" command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
+	[ -z "$$missing" ] || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
+	&& DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; } || true
 
 .PHONY: run test faults fuzz network docs measure format clean
 
@@ -34,7 +34,7 @@ $(VENV)/.run: pyproject.toml constraints.txt
 $(VENV)/.test: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --editable ".[test]"
-	$(TOOLS)
+	$(SYSTEM)
 	touch $@
 
 # All bad inputs, of which `make test` runs a sample: minutes

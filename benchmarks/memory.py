@@ -1,15 +1,27 @@
-"""Peak memory of a FedAvg round as devices grow: `solve` holds sums, so what lies beyond the data stays flat.
+"""Peak memory of a FedAvg round.
 
-python benchmarks/memory.py [--devices 1000 10000 50000]
+As devices grow: `solve` holds sums, so what lies beyond the data stays flat.
+
+    python benchmarks/memory.py [--devices 1000 10000 50000]
+
+Of a large language model with LoRA, compared with the estimate before the first round; the result is written to
+docs/results/memory.json:
+
+    python benchmarks/memory.py --model SmolLM2-135M-Instruct.Q4_1.gguf
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
+RESULTS = Path(__file__).parents[1] / "docs" / "results" / "memory.json"
+LORA = "lora:rank=4,alpha=32,targets=*q_proj+*v_proj"
+CLIENTS, TOKENS = 4, 64
 SAMPLES, FEATURES = 10, 60
 
 
@@ -35,11 +47,50 @@ def measure(devices: int) -> None:
     print(f"{devices:>9,}{data:>10.1f}{models:>20.1f}{peak:>11.1f}{(peak - before / 2**10):>18.1f}")
 
 
+def peak_bytes() -> int:
+    """The most memory that this process has had so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def measure_model(path: Path) -> None:
+    """One round of clients with one sample each: the estimate, and the peak."""
+    import numpy as np
+
+    from polytier import FedAvg, Federation
+    from polytier.runs.estimate import memory_bytes, memory_of
+    from polytier.runs.loop import make_loop
+
+    ids = np.random.default_rng(0).integers(0, 49_000, (2 * CLIENTS, TOKENS + 1))
+    owner = np.repeat(np.arange(CLIENTS), 2)  # one sample for training, one for testing
+    data = Federation.from_arrays(ids[:, :-1], ids[:, 1:], owner, shares=(1, 0, 1), num_classes=49_152)
+    settings = {"train": LORA, "batch_size": 1, "optimizer": "adamw"}
+    found: dict[str, object] = {
+        "model": path.name,
+        "train": LORA,
+        "clients": CLIENTS,
+        "samples": f"1 x {TOKENS} tokens",
+    }
+    with make_loop(FedAvg(0.01, 1), data, f"hf:{path.resolve()}", **settings) as loop:
+        found |= {"batching": loop.context.objective.batching, "peak when assembled": peak_bytes()}
+        found |= {"estimate": memory_bytes(loop), "estimate by purpose": memory_of(loop, loop.context)}
+        loop.step()
+        found["peak after a round"] = peak_bytes()
+        loop.evaluate()
+        peak = found["peak after an evaluation"] = peak_bytes()
+        found["estimate / peak"] = round(memory_bytes(loop) / peak, 3)
+    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", type=int, nargs="+", default=[1_000, 10_000, 50_000])
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--model", type=Path, help="a language model as a .gguf file or a folder of Transformers")
     options = parser.parse_args()
+    if options.model:
+        measure_model(options.model)
+        return
     if options.one:
         measure(options.one)
         return

@@ -64,7 +64,7 @@ class Processes:
         self.keys, self.ports = folder / "federation", {}
         make_authority(self.keys)
         tree = self.job.tree
-        self.flat = tree.num_tiers == 2
+        self.flat = tree.num_tiers == 2 and not network.get("relay")
         nodes = ["server", *(f"device/{name}" for team in teams.values() for name in team)]
         nodes += [] if self.flat else [f"team/{name}" for name in teams]
         for node in nodes:

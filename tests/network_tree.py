@@ -151,12 +151,14 @@ def replayed(algorithm: Any, federation: Any, absences: list[Absence], rounds: i
 
 
 def simulated(algorithm: Any, federation: Any, rounds: int = 3, **settings: Any) -> Run:
-    with make_loop(algorithm, federation, "mclr", **settings) as loop:
+    model = settings.pop("model", "mclr")
+    with make_loop(algorithm, federation, model, **settings) as loop:
         return loop.run(rounds)
 
 
 def over_network(algorithm: Any, federation: Any, rounds: int = 3, **settings: Any) -> tuple[Tree, Run]:
     own = {k: settings.pop(k) for k in ("lose", "folder", "patience") if k in settings}
-    with make_loop(algorithm, federation, "mclr", **settings) as loop:
+    model = settings.pop("model", "mclr")
+    with make_loop(algorithm, federation, model, **settings) as loop:
         tree = Tree(loop, **own)
         return tree, loop.run(rounds)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 import logging
 import os
 import signal
@@ -15,21 +17,56 @@ from rich.console import Console
 log = logging.getLogger("polytier")
 
 
-def say(text: str) -> None:
-    """Print a line for the user on standard error."""
-    print(text, file=sys.stderr)
+class JsonLines(logging.Formatter):
+    """A line of the log as a JSON object: time, level, event, node, peer and text.
+
+    `log.info(text, extra=event("ready", "device/ann"))` says what happened, and with whom.
+
+    Args:
+        node: The node whose log this is.
+    """
+
+    def __init__(self, node: str) -> None:
+        super().__init__()
+        self.node = node
+
+    def format(self, record: logging.LogRecord) -> str:
+        about = {
+            "time": datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "event": getattr(record, "event", "message"),
+            "node": self.node,
+            "peer": getattr(record, "peer", None),
+            "text": super().format(record),
+        }
+        return json.dumps(about, ensure_ascii=False)
+
+
+def event(name: str, peer: str | None = None) -> dict[str, str | None]:
+    """What a line of the log is about, for `extra=`: what happened, and which other node it concerns."""
+    return {"event": name, "peer": peer}
 
 
 class StderrHandler(logging.Handler):
     """A handler that looks up sys.stderr for every line, because a progress bar replaces it while it runs."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        say(self.format(record))
+        print(self.format(record), file=sys.stderr)
 
 
-def set_up_logging(quiet: bool, verbose: bool) -> None:
-    """Log to standard error: warnings only if `quiet`, debug messages too if `verbose`."""
+def say(text: str, level: int = logging.INFO, event: str = "message") -> None:
+    """Print a line for the user on standard error, whatever the level of the log is; in a log of JSON an object."""
+    lines = log.handlers[0].formatter if log.handlers else None
+    if isinstance(lines, JsonLines):
+        record = log.makeRecord(log.name, level, "", 0, text, (), None, extra={"event": event})
+        text = lines.format(record)
+    print(text, file=sys.stderr)
+
+
+def set_up_logging(quiet: bool, verbose: bool, lines: logging.Formatter | None = None) -> None:
+    """Log to standard error: warnings only if `quiet`, debug messages too if `verbose`; as `lines` formats them."""
     log.handlers = [StderrHandler()]
+    log.handlers[0].setFormatter(lines)
     log.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
 
 

@@ -32,6 +32,14 @@ def test_an_example_is_written_and_settled(tmp_path):
     assert tomllib.loads((tmp_path / "job.toml").read_text()) == settled
 
 
+def test_a_method_without_teams_says_whom_devices_dial(tmp_path):
+    text = TEMPLATE.replace('"permfl"', '"fedavg"').replace("team_rounds = 2\n", "")
+    (tmp_path / "job.toml").write_text(text)
+    assert "devices dial the server; with relay = true" in call("federation", "init", "job.toml").output
+    (tmp_path / "job.toml").write_text(text.replace("quorum = 0.5", "quorum = 0.5\nrelay = true"))
+    assert "devices dial their teams" in call("federation", "init", "job.toml").output
+
+
 def test_keys_from_the_command_line(tmp_path):
     call("federation", "ca")
     for name in ("server", "team/north", "device/ann"):
@@ -73,7 +81,7 @@ WRONG = {
     "one of float32": f'[network]\n{ROSTER}\ndtype = "object"',
     "is a file": f'device_participation = "table:x.npy"\n[network]\n{ROSTER}',
     "one value per node": f"[set]\ndevice_lr = [0.1, 0.2, 0.3]\n[network]\n{ROSTER}",
-    "standardize needs all data": f"standardize = true\n[network]\n{ROSTER}",
+    "tokens cannot be standardised": f'standardize = true\n[network]\ndtype = "int64"\n{ROSTER}',
     "no algorithm": f'algorithm = "fedavgg"\n[network]\n{ROSTER}',
     "true groups": f'algorithm = "oracle"\n[network]\n{ROSTER}',
 }
@@ -115,3 +123,15 @@ def test_data_that_are_not_those_of_the_job_get_advice(tmp_path):
         np.savez(tmp_path / "ann.npz", x=x, y=y)
         with pytest.raises(ValueError, match=text):
             job.federation("ann", tmp_path / "ann.npz")
+
+
+def test_a_device_enters_and_leaves_the_roster_with_its_keys(tmp_path):
+    (tmp_path / "job.toml").write_text(TEMPLATE)
+    call("federation", "ca")
+    assert "takes it in" in call("federation", "enrol", "device/eve", "--job", "job.toml", "--team", "north").output
+    assert "eve" in read_job(tmp_path / "job.toml").tree.names[-1]
+    assert (tmp_path / "federation" / "device-eve" / "key.pem").exists()
+    assert "no longer" in call("federation", "revoke", "device/eve", "--job", "job.toml").output
+    assert "eve" not in read_job(tmp_path / "job.toml").tree.names[-1]
+    words = ("federation", "enrol", "team/north", "--job", "job.toml")
+    assert "--job is for devices" in call(*words, code=2).output

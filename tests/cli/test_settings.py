@@ -31,7 +31,7 @@ def test_a_new_flag_is_one_declaration():
     app.command()(takes_settings(spec=More)(command))
     shown = CliRunner().invoke(app, ["--help"], terminal_width=200).stdout
     assert "--colour" in shown
-    assert "the colour of the wire (default red)" in " ".join(shown.split())
+    assert "the colour of the wire (default red)" in " ".join(shown.replace("│", " ").split())
     assert CliRunner().invoke(app, ["--colour", "blue"]).exit_code == 0
     assert seen == {"colour": "blue"}
     schema = json_schema(More)

@@ -793,6 +793,18 @@ def test_column_draws_some_of_the_owners():
         PARTITIONS["column"](np.zeros(20), 5, rng())
 
 
+def test_labels_first_come_gives_an_amount_or_ten():
+    y = labelled([3000] * 10)
+    counts = check_dealt(PARTITIONS["labels-first-come"](y, 40, rng(), per_device=2), y, 40)
+    assert all(np.flatnonzero(own).tolist() == sorted((u % 10, (u + 1) % 10)) for u, own in enumerate(counts))
+    given = counts[counts > 0]
+    assert set(given[given < 310]) == {10}
+    assert (given == 10).any()
+    assert (given >= 310).any()
+    with pytest.raises(ValueError, match="fewer than 10 samples for each of its devices"):
+        PARTITIONS["labels-first-come"](labelled([50] * 10), 40, rng())
+
+
 @settings(max_examples=40, deadline=None)
 @given(seeds, st.integers(1, 6), st.integers(0, 9), st.booleans())
 def test_clusters_permuted(seed, num_clusters, more, whole):

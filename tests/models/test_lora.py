@@ -13,8 +13,10 @@ from polytier.models.lora import LoRA, merged
 from polytier.models.trainable import Trainable, digest
 from polytier.models.zoo import make_model
 from polytier.runs.loop import make_loop
+from polytier.stack.objective import Objective
 
 CHOICE = "lora:rank=2,alpha=4,targets=body.*"
+DROPPED = "lora:rank=2,alpha=4,dropout=0.5,targets=body.*"
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +69,31 @@ def test_a_shared_base_is_not_copied():
     assert model.body[1].weight.requires_grad  # type: ignore[union-attr, index]
 
 
+@pytest.mark.parametrize("choice", [CHOICE, DROPPED])
 @pytest.mark.parametrize("batching", ["stacked", "single", "eager"])
-def test_every_layout_has_the_same_bits(federation, batching):
-    settings: dict[str, Any] = {"rounds": 2, "train": CHOICE, "batching": batching}
+def test_every_layout_has_the_same_bits(federation, batching, choice):
+    settings: dict[str, Any] = {"rounds": 2, "train": choice, "batching": batching}
     method = PerMFL(device_lr=0.1, device_steps=2, team_rounds=2)
     first = train(method, federation, "dnn:12", **settings)
     for more in ({"tile": 1}, {"tile": 4}, {"engine": "loopback"}, {"workers": 2}):
         other = train(method, federation, "dnn:12", **{**settings, **more})
         assert torch.equal(first.personal, other.personal), more  # type: ignore[arg-type]
+
+
+def test_dropout_is_on_what_the_product_sees_and_off_in_evaluation(federation):
+    assert str(Trainable.parse(DROPPED)) == DROPPED
+    objective = Objective(base(), trainable=Trainable.parse(DROPPED))
+    x, key = torch.rand(4, 8, 8), torch.arange(4)
+    start, moved = objective.initial, objective.initial + 0.1
+    assert torch.equal(objective.apply(start, x, key), objective.apply(start, x))  # B is zero, and W sees all of x
+    assert not torch.equal(objective.apply(moved, x, key), objective.apply(moved, x))
+    assert not torch.equal(objective.apply(moved, x, key), objective.apply(moved, x, key + 4))
+    plain = Objective(base(), trainable=Trainable.parse(CHOICE))
+    assert torch.equal(objective.apply(moved, x), plain.apply(moved, x))
+    run = train(FedAvg(0.1, 2), federation, "dnn:12", rounds=1, train=DROPPED)
+    model = run.model()
+    assert torch.equal(model(federation.x[:4]), model(federation.x[:4]))
+    assert not torch.equal(run.row(), train(FedAvg(0.1, 2), federation, "dnn:12", rounds=1, train=CHOICE).row())
 
 
 def test_the_contract_holds():
@@ -122,7 +141,8 @@ def test_a_folder_is_read_back_and_the_export_is_a_model_of_the_base(federation,
         ("lora:targets=nothing*", "no layer fits the pattern 'nothing\\*'.*body.1, head"),
         ("lora:targets=body.2", "ReLU.*LoRA knows Linear"),
         ("lora:rank=0", "rank is 1 or more"),
-        ("lora:width=3", "it takes rank, alpha, targets"),
+        ("lora:width=3", "it takes rank, alpha, targets, dropout"),
+        ("lora:dropout=1", "dropout is a probability below 1"),
     ],
 )
 def test_bad_choices_give_advice(federation, choice, advice):

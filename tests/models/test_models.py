@@ -67,6 +67,9 @@ def test_every_model_is_tested():
 def test_sizes_of_the_papers():
     assert size(MODELS["mclr"]((784,), 10)) == 7850
     assert size(MODELS["mclr"]((1, 28, 28), 10)) == 7850
+    assert size(MODELS["mclr"]((1, 28, 28), 10, outputs=62)) == 785 * 62
+    with pytest.raises(ValueError, match="fewer outputs than there are classes"):
+        MODELS["mclr"]((784,), 10, outputs=9)
     assert size(MODELS["dnn"]((784,), 10)) == 79510  # sFedHP's Remark 1
     assert linears(MODELS["dnn"]((1, 28, 28), 10, hidden=(500, 200))) == [784, 500, 200]
     assert linears(MODELS["cnn-mnist"]((1, 28, 28), 62)) == [18432, 128]

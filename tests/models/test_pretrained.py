@@ -121,6 +121,8 @@ def test_a_run_refuses_another_base(models, text, tmp_path):
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match="frozen parameters of this model are not those of the run"):
         Run.load(tmp_path / "run")
+    with pytest.raises(ValueError, match="frozen parameters of the model have changed since the run .* was started"):
+        resume(tmp_path / "run", rounds=2, federation=text)
 
 
 def test_dropout_of_attention_is_switched_off_with_a_warning(models, caplog):
@@ -282,3 +284,12 @@ def test_a_model_without_lora_is_no_peft_folder(text, tmp_path, models):
         export(run, run.row(), tmp_path / "adapter", "all", "peft")
     with pytest.raises(ValueError, match="format 'nonsense'"):
         export(run, run.row(), tmp_path / "adapter", "all", "nonsense")
+
+
+def test_the_features_before_the_last_layer_can_be_kept(models, text):
+    settings: dict[str, Any] = {"train": "head", "rounds": 2, "dtype": "float64"}
+    both = [train(FedAvg(0.1, 2), text, f"hf:{models['llama']}", cache_features=on, **settings) for on in (False, True)]
+    assert both[1].context.batches.federation.x.shape[1:] == (CONTEXT, 16)
+    torch.testing.assert_close(both[1].row(), both[0].row(), rtol=0, atol=1e-10)
+    with pytest.raises(ValueError, match="are one parameter, which trains"):
+        train(FedAvg(), text, f"hf:{models['gpt2']}", cache_features=True, train="head", rounds=1)

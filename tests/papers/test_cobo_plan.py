@@ -103,7 +103,7 @@ def test_table_2_has_the_papers_figures():
     assert len(rows) == 15
     for labels, paper, deviation in (
         (("8 clients", "FedAvg"), 18.8, 0.1),
-        (("8 clients", "FC"), 55.1, 0.4),
+        (("8 clients", "FC as read here"), 55.1, 0.4),
         (("8 clients", "CoBo"), 74.6, 0.2),
         (("80 clients", "IFCA"), 45.6, 0.8),
         (("80 clients", "CoBo"), 79.6, 0.4),

@@ -16,7 +16,8 @@ QUICK = {item.name: item for item in pfedmt.items("quick")}
 @pytest.mark.parametrize("items", [FULL, QUICK], ids=["full", "quick"])
 def test_plan_holds_together(items):
     check_runs(list(items.values()))
-    assert list(items) == ["table1-100", "table1-600", "figure2"]
+    equal = ["table1-equal-steps"] if items is FULL else []
+    assert list(items) == ["table1-100", "table1-600", *equal, "figure2"]
     assert all(bool(item.reduced) == (items is QUICK) for item in items.values())
     # all items are read from the same runs: four methods, two data sets, two models
     assert len(runs_of(list(items.values()))) == 16
@@ -46,7 +47,7 @@ def test_full_is_the_papers():
 
 def test_tables_have_the_papers_figures():
     found = {name: {row.labels: (row.paper, row.deviation) for row in FULL[name].rows} for name in list(FULL)[:2]}
-    assert [len(rows) for rows in found.values()] == [24, 24]
+    assert [len(rows) for rows in found.values()] == [25, 25]  # 24 and the most frequent label
     for labels, early, late in (
         (("MNIST", "MCLR", "FedAvg (GM)"), (84.87, 0.054), (89.70, 0.0)),
         (("MNIST", "MCLR", "pFedMT (PM)"), (98.30, 0.01), (98.30, 0.01)),
@@ -62,8 +63,8 @@ def test_after_100_rounds_no_later_one_is_read(tmp_path: Path):
     folder = write_run(tmp_path / "run", {100: {"personal": (0.6, 0.7, 0.5)}, 105: {"personal": (0.8, 0.9, 0.95)}})
     labels = ("MNIST", "MCLR", "pFedMT (PM)")
     early, late = (next(row for row in FULL[name].rows if row.labels == labels) for name in list(FULL)[:2])
-    assert early.read([folder]) == (70.0, 60.0)
-    assert late.read([folder]) == (90.0, 80.0)
+    assert early.read([folder]) == (70.0, 70.0)
+    assert late.read([folder]) == (90.0, 90.0)
 
 
 def test_figure_2_has_loss_and_accuracy_of_each():
@@ -72,3 +73,22 @@ def test_figure_2_has_loss_and_accuracy_of_each():
     assert titles[:2] == ["MNIST, MCLR: loss", "MNIST, MCLR: accuracy"]
     assert [chart.y for chart in FULL["figure2"].charts[:2]] == ["train loss", "test accuracy %"]
     assert all(len(chart.curves) == 5 for chart in FULL["figure2"].charts)
+
+
+def test_equal_steps_are_read_where_all_have_computed_as_many_gradients(tmp_path: Path):
+    rounds = {20: 0.1, 120: 0.2, 300: 0.3, 600: 0.4}
+    history = {n: {"personal": (v, v, v), "global": (v, v, v)} for n, v in rounds.items()}
+    folder = write_run(tmp_path / "run", history)
+    table = FULL["table1-equal-steps"]
+    found = {r.labels[2]: r.read([folder])[0] for r in table.rows if r.labels[:2] == ("MNIST", "MCLR")}
+    assert found["pFedMT (PM)"] == found["pFedMT (GM)"] == 10
+    assert found["pFedMe (PM)"] == 20
+    assert found["Per-FedAvg (PM)"] == 30
+    assert found["FedAvg (GM)"] == 40
+
+
+def test_the_global_model_is_compared_with_the_personal_ones_of_the_same_run(tmp_path: Path):
+    folder = write_run(tmp_path / "run", {600: {"personal": (0.6, 0.7, 0.5), "global": (0.8, 0.9, 0.95)}})
+    (claim,) = (c for c in FULL["table1-600"].claims if "its personal models" in c.text)
+    assert claim.holds([[folder], [folder]]) == (True, "global: 90.00, personal: 70.00")
+    assert not any("its personal models" in c.text for c in FULL["table1-100"].claims)

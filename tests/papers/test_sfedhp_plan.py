@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from statistics import mean
 
 import pytest
 
@@ -52,7 +51,8 @@ def all_runs(items: list[Item]) -> dict[str, PlannedRun]:
 
 def test_every_table_and_figure_is_there(items):
     tables = [f"table-{number}" for number in ("i", "ii", "iii", "iv", "v", "vi", "vii")]
-    assert [item.name for item in items] == [*tables, "tables-two-labels", *(f"figure{k}" for k in range(2, 6))]
+    names = [item.name for item in items if item.name != "table-i-equal-steps"]  # at the full scale only
+    assert names == [*tables, "tables-two-labels", *(f"figure{k}" for k in range(2, 6))]
 
 
 def test_full_has_all_figures_of_the_tables(full):
@@ -60,7 +60,17 @@ def test_full_has_all_figures_of_the_tables(full):
     for name in ("ii", "iii", "iv", "v", "vi", "vii"):  # pFedMe and sFedHP have two figures for each lambda
         assert len(full[f"table-{name}"].rows) == 7 + 2 * 2 * len(LAMBDAS)
     assert all(row.deviation is not None and row.differs == "" for row in full["table-i"].rows)
-    assert all(row.paper is not None for item in full.values() for row in item.rows)
+    equal = full["table-i-equal-steps"]
+    assert all(row.paper is not None for item in full.values() if item is not equal for row in item.rows)
+
+
+def test_equal_steps_are_read_where_all_have_computed_as_many_gradients(full, tmp_path):
+    folder = write_run(tmp_path / "run", [0.1] * 40 + [0.5] * 760, [message(10)] * 800)
+    rows = full["table-i-equal-steps"].rows
+    found = {row.labels[2]: row.read([folder])[0] for row in rows if row.labels[:2] == ("MNIST", "1")}
+    assert found["FedAvg"] == found["FedProx, lambda = 0.001"] == 50
+    assert found["HierFAVG"] == found["sFedHP, lambda = 20"] == 10
+    assert len(full["table-i-equal-steps"].claims) == 6
 
 
 def test_figures_as_printed(full):
@@ -251,15 +261,12 @@ def test_nonzeros_are_those_of_the_model(tmp_path):
     assert nonzeros([tmp_path / "run"])[1] == pytest.approx([share])
 
 
-def test_figures_of_a_run_over_its_seeds(tmp_path):
-    folders = [
-        write_run(tmp_path / "a", [0.2, 0.6, 0.4], [message(400)] * 3),
-        write_run(tmp_path / "b", [0.4, 0.8, 0.6], [message(200)] * 3),
-    ]
-    assert best("personal")(folders) == pytest.approx(70)
-    assert final(folders) == pytest.approx(50)
-    assert speed(folders) == pytest.approx(50)
-    assert sparsity(folders) == pytest.approx(mean([40, 20]))
+def test_figures_of_a_run(tmp_path):
+    folder = write_run(tmp_path / "a", [0.2, 0.6, 0.4], [message(400)] * 3)
+    assert best("personal")(folder) == pytest.approx(60)
+    assert final(folder) == pytest.approx(40)
+    assert speed(folder) == pytest.approx(40)
+    assert sparsity(folder) == pytest.approx(40)
 
 
 # -- claims -------------------------------------------------------------------------------------------
@@ -268,8 +275,9 @@ def test_figures_of_a_run_over_its_seeds(tmp_path):
 def test_ahead_and_rising_hold_or_not(tmp_path):
     runs = [[write_run(tmp_path / str(k), [value], [message(10)])] for k, value in enumerate((0.9, 0.8, 0.85))]
     names, figure = ["a", "b", "c"], best("global")
-    assert ahead(figure, names, margin=4.0)(runs) == (True, "a: 90.00; b: 80.00; c: 85.00")
-    assert not ahead(figure, names, margin=6.0)(runs)[0]
+    assert ahead(figure, names, margin=4.0)(runs) == (True, "a: 90.00, b: 80.00, c: 85.00")
+    assert ahead(figure, names, margin=6.0)(runs)[0] is False
+    assert ahead(figure, names, margin=4.9)(runs)[0] is None  # level: 0.1 points with one seed
     assert ahead(figure, names, 2)(runs)[0]  # the better one of the first two
     assert not ahead(figure, names, 2, of=min)(runs)[0]  # both
     assert not rising(figure, names)(runs)[0]

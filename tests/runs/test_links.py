@@ -23,12 +23,13 @@ from brokers import MISSING, MOSQUITTO, Mosquitto
 from polytier.engines.network.contents import Limits, as_tensor, from_tensor
 from polytier.engines.network.keys import enrol, make_authority, make_request, revoke, sign_request, tls
 from polytier.engines.network.links import Closed, LinkHub, Uplink
-from polytier.engines.network.message import Message, decode, encode
+from polytier.engines.network.message import Message, Refused, decode, encode
 from polytier.engines.network.mqtt import Broker, tunnel_to
 from polytier.engines.network.transport import MQTT, open_hub, open_uplink
 from polytier.engines.network.websocket import split_address
-from polytier.runs.admission import PROTOCOL, Admission, hello, those_counted
+from polytier.runs.admission import Admission, hello, those_counted
 from polytier.runs.job import make_job
+from polytier.runs.node_versions import PROTOCOL
 
 LARGEST = 1 << 16
 ROSTER = {"devices": ["ann", "bob"], "gateways": {"lab": ["ann", "bob"]}, "shape": [3], "classes": 3}
@@ -207,6 +208,35 @@ def test_who_may_not_come_is_told_why_and_cut_off(hub, keys, caplog, who, messag
     assert text in warnings(caplog)[0]
 
 
+def test_a_team_passes_on_only_what_its_own_devices_say(tmp_path):
+    roster = {"teams": {"north": ["ann"], "south": ["bob"]}, "shape": [3], "classes": 3}
+    names = ["device/ann"]
+
+    def admitted(certificate: str, *via: str, relay: bool = True) -> Message:
+        job = make_job({"algorithm": "fedavg"}, {**roster, "relay": relay}, "a test")
+        about = hello(names)
+        about.facts["via"] = list(via)
+        return Admission(job, job.tree, 0, Limits(largest=LARGEST)).admit(certificate, about)
+
+    assert admitted("team/north", "device/ann").kind == "welcome"
+    assert admitted("device/ann").kind == "welcome"
+    for certificate, *via in (
+        ("team/south", "device/ann"),
+        ("team/north", "device/bob"),
+        ("device/bob", "device/ann"),
+        ("team/north", "device/ann", "team/south"),
+        ("team/north",),
+    ):
+        with pytest.raises(Refused, match="may not"):
+            admitted(certificate, *via)
+    with pytest.raises(Refused, match="may not pass on"):
+        admitted("team/north", "device/ann", relay=False)
+    names = ["team/north"]
+    assert from_tensor(admitted("team/north"), "job")["relay"] is True
+    with pytest.raises(Refused, match="relay = true"):
+        admitted("team/north", relay=False)
+
+
 BAD = {
     "pickle": b"\x80\x04]\x94.",
     "text": "text",
@@ -356,7 +386,7 @@ def test_the_broker_lets_a_node_write_under_its_own_name_and_read_what_is_for_it
 
     def eve() -> Broker:
         will = "polytier/from/device/eve/all", b""
-        return Broker(mosquitto.via, keys / "device-eve", will, lambda topic, data: read.append(topic), list)
+        return Broker(mosquitto.via, keys / "device-eve", will, lambda topic, data: read.append(topic), lambda: None)
 
     with Mosquitto(keys) as mosquitto:
         hub, reader = make_hub(mosquitto.via, keys / "server"), eve()

@@ -20,14 +20,17 @@ pytest.importorskip("paho.mqtt")
 from brokers import MISSING, MOSQUITTO, Mosquitto
 from network_processes import Processes, flat, write_device
 from network_tree import data
-from polytier import PerMFL, Run, Topology
+from polytier import Ditto, PerMFL, Run, Topology
 from polytier.engines.network.absences import read_absences
 from polytier.engines.network.keys import enrol, make_authority
 from polytier.runs.job import settle
 from polytier.runs.join import run_devices, run_team
 from polytier.runs.load import load_run
 from polytier.runs.loop import make_loop
+from polytier.runs.read import RunRecord
 from polytier.runs.replay import read_status, replay_run
+from polytier.runs.roster import FILE as CHANGES
+from polytier.runs.roster import change_roster, read_changes
 from polytier.runs.serve import run_server
 
 BROKER = pytest.mark.skipif(MOSQUITTO is None, reason=MISSING)
@@ -71,6 +74,28 @@ def test_processes_have_the_bits_of_the_simulation_and_end_by_themselves(tmp_pat
             assert [line["id"] for line in csv.DictReader(file)] == ["d0", "d1", "d2", "d3"]
 
 
+def test_standardisation_needs_no_data_in_one_place(tmp_path):
+    with Processes(tmp_path, TEAMS, {}, rounds=2, standardize=True, **PERMFL) as processes:
+        processes.start()
+        processes.wait()
+        pooled = processes.federation.standardized()
+        found = load_run(processes.out, None, False).context.population
+        for one, other in ((found.scale, pooled.scale), (found.shift, pooled.shift)):
+            assert one is not None
+            assert other is not None
+            assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
+        with make_loop(PerMFL(device_steps=2, team_rounds=2), pooled, "mclr", batch_size=4, seed=3) as loop:
+            run = loop.run(2)
+        assert run.global_ is not None
+        parameters = run.context.objective.parameters(
+            run.global_.unsqueeze(0) if run.global_.ndim == 1 else run.global_
+        )
+        pieces = torch.cat([parameters[key].flatten() for key in sorted(parameters)])
+        assert torch.allclose(processes.models("global")["server"], pieces, atol=1e-6)
+        replay_run(processes.out, tmp_path / "data", tmp_path / "replayed")
+        same_models(processes, load_run(tmp_path / "replayed", None, False))
+
+
 @NETWORKS
 def test_killed_processes_come_back_and_the_replay_has_the_same_bits(tmp_path, mqtt):
     settings = {**PERMFL, "set": {"device_steps": 20, "team_rounds": 5}}
@@ -98,6 +123,10 @@ def test_killed_processes_come_back_and_the_replay_has_the_same_bits(tmp_path, m
         absences = read_absences(processes.out / "absences.csv")
         assert {"d0", "t1", "d3"} <= {line.name for line in absences}
         assert {"deadline", "late"} <= {line.why for line in absences if line.name == "d3"}
+        about = RunRecord(processes.out).network
+        assert about is not None
+        assert about["present"] == {"team/t0", "team/t1", *(f"device/d{k}" for k in range(4))}
+        assert {line["name"] for line in about["absences"]} == {line.name for line in absences}
         replay_run(processes.out, tmp_path / "data", tmp_path / "replayed")
         run = load_run(tmp_path / "replayed", None, False)
         assert run.rounds == 25
@@ -152,6 +181,50 @@ def test_four_tiers_and_gateways_have_the_bits_of_the_simulation(tmp_path, mqtt)
         own = parameters(row.unsqueeze(0))
         assert torch.equal(torch.cat([own[key].flatten() for key in sorted(own)]), flat(path))
     assert read_absences(tmp_path / "run" / "absences.csv") == []
+
+
+def test_devices_join_and_leave_during_a_run_and_the_replay_has_the_same_bits(tmp_path):
+    settings: Any = {**PERMFL, "rounds": 60, "set": {"device_steps": 20, "team_rounds": 3}}
+    with Processes(tmp_path, TEAMS, {}, **settings) as processes:
+        change_roster(processes.file, "d3", None, there=False)
+        processes.server()
+        for name in TEAMS:
+            processes.team(name)
+        for name in ("d0", "d1", "d2"):
+            processes.device(name)
+        processes.until(lambda: processes.rounds() > 1, "the first round")
+        change_roster(processes.file, "d3", "t1", there=True)
+        processes.until(lambda: "team/t1 is ready" in processes.log("server").rpartition("listening")[2], "team/t1")
+        processes.device("d3")
+        changes = processes.out / CHANGES
+        processes.until(lambda: "joins" in (changes.read_text() if changes.exists() else ""), "device/d3")
+        change_roster(processes.file, "d0", None, there=False)
+        processes.until(lambda: "leaves" in changes.read_text(), "device/d0")
+        gone = processes.processes.pop("device/d0")
+        gone.join(60)
+        assert gone.exitcode == 2
+        assert "not in the roster" in processes.log("device/d0")
+        processes.wait()
+        found = read_changes(changes)
+        assert [(change.number, change.action, change.device) for change in found] == [
+            (1, "joins", "d3"),
+            (2, "leaves", "d0"),
+        ]
+        replay_run(processes.out, tmp_path / "data", tmp_path / "replayed")
+        run = load_run(tmp_path / "replayed", None, False)
+        assert run.device_ids.tolist() == ["d1", "d2", "d3"]
+        same_models(processes, run)
+
+
+def test_teams_that_pass_messages_on_change_no_bit(tmp_path):
+    settings: Any = {"algorithm": "ditto", "rounds": 3, "set": {"device_steps": 2}}
+    with Processes(tmp_path, TEAMS, {"relay": True}, **settings) as processes:
+        processes.start()
+        processes.wait()
+        assert "device/d0 is passed on" in processes.log("team/t0")
+        assert processes.absences() == []
+        with make_loop(Ditto(device_steps=2), processes.federation, "mclr", batch_size=4, seed=3) as loop:
+            same_models(processes, loop.run(3))
 
 
 def test_devices_of_a_flat_method_join_the_server_and_a_stranger_is_refused(tmp_path):

@@ -9,6 +9,7 @@ import torch
 
 import polytier
 from polytier import FedAvg, PerMFL, build_federation, make_loop, train
+from polytier.data.batches import Batches
 from polytier.runs.methods import fields_of
 from polytier.runs.model_specs import python_settings
 
@@ -64,3 +65,18 @@ def test_help_lists_every_setting(function):
 def test_dir_shows_the_api_and_nothing_else():
     assert {name for name in dir(polytier) if not name.startswith("__")} == set(polytier.__all__)
     assert {"__version__", "__doc__"} <= set(dir(polytier))
+
+
+def test_without_shuffle_every_epoch_has_the_same_mini_batches(federation):
+    def batches(round_: int, shuffle: bool) -> set[bytes]:
+        walk = Batches(federation, 0, torch.float32).walk(torch.tensor([0]), round_, 0, 32, shuffle=shuffle)
+        return {walk.next().groups[0].x.numpy().tobytes() for _ in range(20)}
+
+    assert batches(0, shuffle=False) == batches(5, shuffle=False)
+    assert batches(0, shuffle=True) != batches(5, shuffle=True)
+    given, usual = (make_loop(FedAvg(), federation, "mclr", **more) for more in ({"shuffle": False}, {}))
+    assert (given.context.shuffle, usual.context.shuffle) == (False, True)
+    one, other = (train(FedAvg(), federation, "mclr", rounds=2, shuffle=s).global_ for s in (True, False))
+    assert one is not None
+    assert other is not None
+    assert not torch.equal(one, other)

@@ -16,6 +16,7 @@ from polytier.data.batches import Batch, Group, share_of_batch
 from polytier.models import zoo as models
 from polytier.models.losses import cross_entropy, squared_error
 from polytier.stack import tracing as graphs
+from polytier.stack.held import Live, bytes_per_sample
 from polytier.stack.objective import BATCHINGS, Objective, choose_batching, columns, stacks_of
 from polytier.stack.optimizers import LocalOptimizer
 from polytier.stack.rows import aligned, aligned_copy, fold
@@ -631,3 +632,22 @@ def test_a_view_of_a_turned_product_is_a_reshape():
     theta = stacked.initial + 0.1 * torch.randn(4, stacked.dimension, generator=generator, dtype=DOUBLE)
     torch.testing.assert_close(stacked.grad(theta, batch), eager.grad(theta, batch), rtol=0, atol=1e-12)
     assert choose_batching(stacked, batch) == "stacked"
+
+
+def test_a_trace_frees_values_that_are_used_no_more():
+    def function(x: Tensor) -> Tensor:
+        for _ in range(20):
+            x = x * 2
+        return x
+
+    x = torch.zeros(1 << 16)
+    with Live() as live:
+        graphs.trace(function, (x,))
+    assert live.most <= 4 * x.nbytes  # of 21 values
+
+
+def test_the_memory_of_a_gradient_is_counted_per_sample():
+    objective = Objective(nn.Sequential(nn.Linear(100, 1000), nn.Tanh(), nn.Linear(1000, 2)))
+    x, y = torch.zeros(1, 100), torch.zeros(1, dtype=torch.int64)
+    found = bytes_per_sample(objective, x, y)
+    assert 2 * 4000 <= found <= 8 * 4000  # values of width 1000, not the 102,000 parameters

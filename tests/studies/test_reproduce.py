@@ -16,6 +16,7 @@ from polytier import Source, papers
 from polytier.papers import verdicts as reproduction
 from polytier.papers.plan import Chart, Claim, Curve, Item, Matrix, PlannedRun, Row
 from polytier.papers.run_values import accuracy, by_round, last
+from polytier.papers.stored_runs import stored_runs
 from polytier.report.blocks import Matrices, Panels, Table
 from polytier.studies import run_queue as tasks
 
@@ -98,8 +99,11 @@ def test_curves_have_bands_over_seeds_and_few_points(tmp_path):
 def test_claims_are_judged_only_where_their_runs_are(tmp_path):
     claim = Claim("it learns", (PlannedRun("a", SMALL),), lambda found: (len(found[0]) == 1, f"{len(found[0])} seed"))
     there = {"a": {0: fake_run(tmp_path / "0", 0.9)}}
-    assert reproduction.judge_claim(claim, there) == {"text": "it learns", "holds": True, "rests_on": "1 seed"}
-    assert reproduction.judge_claim(claim, {})["holds"] is None
+    judged = {"text": "it learns", "state": "holds", "rests_on": "1 seed", "seeds": 1}
+    assert reproduction.judge_claim(claim, there) == judged
+    assert reproduction.judge_claim(claim, {})["state"] == "not tested"
+    undecided = Claim("level", claim.runs, lambda _: (None, ""))
+    assert reproduction.judge_claim(undecided, there)["state"] == "level"
 
 
 @pytest.mark.parametrize("paper", papers.PAPERS)
@@ -123,10 +127,10 @@ def test_plans_are_complete_and_their_runs_can_be_asked_for(paper, scale):
 def tasks_of(runs: list[PlannedRun]) -> list[tasks.Task]:
     from unittest.mock import patch
 
-    from polytier.studies import reproduce
+    from polytier.studies import plan_cost, reproduce
 
-    with patch.object(reproduce, "no_data", return_value=""):
-        return reproduce.make_tasks(runs, None, Path("nowhere"), {})
+    with patch.object(plan_cost.Samples, "missing", return_value=""):
+        return reproduce.make_tasks(runs, None, Path("nowhere"), plan_cost.Samples())
 
 
 # -- the command ----------------------------------------------------------------------------------------
@@ -174,7 +178,7 @@ def test_a_paper_is_reproduced_and_the_same_again_runs_nothing(small_paper, monk
     assert rows[0]["best"]["verdict"] in ("agrees", "higher", "lower")
     assert rows[0]["chosen"]["ours"] is not None
     assert rows[1]["best"]["verdict"] == "not run"
-    assert found["items"][0]["claims"][0]["holds"] is True
+    assert found["items"][0]["claims"][0]["state"] == "holds"
     page, text = Path("mine/report.html").read_text(), Path("mine/results.md").read_text()
     for part in ("few rounds", "data get mnist", "As it stands."):
         assert part in page, part
@@ -184,6 +188,34 @@ def test_a_paper_is_reproduced_and_the_same_again_runs_nothing(small_paper, monk
     before = Path("mine/reproduction.json").read_text()
     assert call("reproduce", "tiny", "--out", "mine", "--quiet").stdout == "mine\n"
     assert Path("mine/reproduction.json").read_text() == before
+
+
+def test_each_finished_run_is_stored_with_its_origin_and_read_in_the_place_of_its_folder(small_paper):
+    call("reproduce", "tiny/table1", "--out", "mine", "--only", "*-digits", "--seeds", "3", "--results", "kept")
+    assert sorted(path.name for path in Path("kept").iterdir()) == [f"fedavg-digits-{k}.json" for k in range(3)]
+    content = json.loads(Path("kept/fedavg-digits-2.json").read_text())
+    assert content["command"].startswith("polytier reproduce tiny/table1 --scale quick --only fedavg-digits --seeds 3")
+    assert content["machine"]["cores"] >= 1
+    assert {"torch", "numpy", "python"} <= set(content["versions"])
+    assert (content["run"], content["seed"], content["settings"]["rounds"]) == ("fedavg-digits", 2, 2)
+    items = papers.items_of("tiny", "quick")
+    stored = stored_runs(Path("kept"), items, "quick")
+    folders = {name: {seed: Path(f"mine/runs/{name}-{seed}") for seed in seeds} for name, seeds in stored.items()}
+    assert list(folders) == ["fedavg-digits"]
+    one, other = (reproduction.judge(items[0], each) for each in (stored, folders))
+    assert one["rows"][0]["best"]["ours"]["mean"] == pytest.approx(other["rows"][0]["best"]["ours"]["mean"], abs=1e-3)
+    assert one["claims"] == other["claims"]
+    changed = {**content, "settings": {**content["settings"], "rounds": 3}}
+    Path("kept/fedavg-digits-2.json").write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match="other settings than the plan"):
+        stored_runs(Path("kept"), items, "quick")
+
+
+def test_only_takes_the_rows_of_runs_that_match(small_paper):
+    call("reproduce", "tiny", "--out", "mine", "--only", "fedavg-digits", "--seeds", "1")
+    (item,) = json.loads(Path("mine/reproduction.json").read_text())["items"]
+    assert [row["labels"][1] for row in item["rows"]] == ["digits"]
+    assert "no run matches --only cnn*" in call("reproduce", "tiny", "--only", "cnn*", code=2).stderr
 
 
 def test_one_item_alone_and_what_it_shows(small_paper):
@@ -198,18 +230,18 @@ def test_one_item_alone_and_what_it_shows(small_paper):
 
 def test_a_dry_run_makes_no_data(monkeypatch, tmp_path):
     """Methods that use true groups are counted too, and time is measured on samples of the same form."""
-    from polytier.studies import reproduce
+    from polytier.studies import plan_cost
 
     few = Source(np.zeros((20, 3, 32, 32), np.uint8), np.arange(20), 20)  # too few for the 80 devices of the plan
     monkeypatch.chdir(tmp_path)
-    real = reproduce.load_source
+    real = plan_cost.load_source
 
     def load(name: str, *rest: Any) -> Source:
         if name.startswith("text:"):
             return real("sentences:context=32", rest[0], 4, 0)
         return few if "cifar" in name else real(name, *rest)
 
-    monkeypatch.setattr(reproduce, "load_source", load)
+    monkeypatch.setattr(plan_cost, "load_source", load)
     shown = call("reproduce", "cobo", "--dry-run")
     assert "49 runs" in shown.stdout
     assert "no data" not in shown.stdout
@@ -218,10 +250,21 @@ def test_a_dry_run_makes_no_data(monkeypatch, tmp_path):
 
 def test_a_dry_run_prints_every_run_and_writes_nothing(small_paper):
     shown = call("reproduce", "tiny", "--scale", "full", "--dry-run")
-    for part in ("fedavg-digits", "device_lr=0.1", "no data", "4 runs", "hours"):
+    for part in ("fedavg-digits", "device_lr=0.1", "no data", "4 runs; 3 to do", "hours", "evaluation"):
         assert part in shown.stdout, part
+    assert "without an estimate" not in shown.stdout
     assert "data get mnist" in shown.stderr
     assert not Path("runs").exists()
+
+
+def test_steps_are_counted_for_methods_that_cannot_run_with_one_device():
+    from polytier.runs.spec import check_spec
+    from polytier.studies import plan_cost
+
+    fields = {"device_steps": 5, "levels": 3}
+    spec = check_spec({"algorithm": "demlearn", "data": "digits", "devices": 12, "set": fields})
+    assert plan_cost.counts_on_stand_in(spec) == (12 * 5, 2)  # personal and global models
+    assert plan_cost.evaluations(spec.replace(rounds=10, eval_every=4)) == 3  # rounds 4, 8 and 10
 
 
 def test_sections_say_why_runs_are_missing_and_leave_out_empty_columns(small_paper):

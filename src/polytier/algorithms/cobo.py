@@ -119,9 +119,9 @@ class CoBo(Algorithm):
         i, j = self.draw_pairs(present, clients)  # lines 10 and 11
         products = []
         for a, b in zip(*(pairs.split(max(1, HELD // x.shape[1])) for pairs in (i, j)), strict=True):
-            z = (x[a] + x[b]) / 2  # line 12
+            z = x.index_select(0, a).add_(x.index_select(0, b)).div_(2)  # line 12
             g_a, g_b = gradients(z, present[a], present[b], clients)  # line 13
-            products.append((g_a * g_b).sum(1))
+            products.append(g_a.mul_(g_b).sum(1))
         change = clients.value(self.weight_lr) * torch.cat(products)
         return step(W, present[i], present[j], change, self.domain, self.own_weight)  # Eq. 4
 
@@ -149,7 +149,7 @@ class CoBo(Algorithm):
     def device(self, sent: Weights, local: LocalProblem) -> Weights:
         eta, rho = local.value(self.device_lr), self.device_pull
         x = sent["model"] if "model" in sent else local.memory("model", local.initial)
-        x = follow(local, x, lambda x: local.grad(x) + rho * sent["pull"], eta, 1)  # Eq. 3
+        x = follow(local, x, lambda x: local.grad(x).add_(rho * sent["pull"]), eta, 1)  # Eq. 3
         if "model" not in sent:
             local.keep(model=x)
         return {"model": x}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Annotated, Any
 
 import typer
@@ -28,7 +29,7 @@ class Group(TyperGroup):
             if code is None:
                 raise
             log.debug("where this came from:", exc_info=error)
-            say(f"polytier: {text}")
+            say(f"polytier: {text}", logging.ERROR, "end")
             raise typer.Exit(code) from None
 
 

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from polytier._terminal import Interrupt, loading_torch, say, set_up_logging
+from polytier._terminal import Interrupt, JsonLines, loading_torch, say, set_up_logging
 from polytier._text import counted
 from polytier.cli.options import Trust, a_path, check_code
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings only.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print log messages.")]
+Health = Annotated[
+    str | None, typer.Option("--health", metavar="HOST:PORT", help="Answer /healthz and /metrics (Prometheus) there.")
+]
+
+
+class LogFormat(StrEnum):
+    """How lines of the log look."""
+
+    text = "text"
+    json = "json"
+
+
+LogAs = Annotated[LogFormat, typer.Option("--log-format", help="json: one JSON object per line.")]
 Keys = Annotated[
     Path,
     typer.Option("--keys", metavar="DIR", parser=a_path, help="Folder with key.pem, cert.pem and ca.pem of this node."),
@@ -37,6 +51,10 @@ Name = Annotated[
     str, typer.Argument(metavar="NAME", help="server, device/NAME, team/NAME, gateway/NAME or broker/NAME.")
 ]
 
+InJob = Annotated[
+    Path | None, typer.Option("--job", metavar="JOB.toml", parser=a_path, help="Change the roster of this job as well.")
+]
+
 federation = typer.Typer(no_args_is_help=True, help="A federation over a network: its job, keys and state.")
 
 
@@ -58,6 +76,10 @@ def init(job: JobFile) -> None:
     tree = settled.tree
     teams = "".join(f" in {counted(tree.size(t), 'team')}" for t in range(tree.leaf - 1, 0, -1))
     say(f"{job}: {settled.spec.algorithm} for {counted(tree.size(tree.leaf), 'device')}{teams}")
+    if tree.num_tiers < settled.roster.num_tiers:
+        how = "devices dial the server; with relay = true in [network] they dial their teams, which pass everything on"
+        how = "devices dial their teams, which pass everything on to the server" if settled.relayed else how
+        say(f"this method has no teams: {how}")
 
 
 @federation.command()
@@ -76,11 +98,18 @@ def enrol(
     request: Annotated[
         bool, typer.Option("--request", help="Make a key here and a request NAME.csr for the authority to sign.")
     ] = False,
+    job: InJob = None,
+    team: Annotated[str | None, typer.Option("--team", metavar="NAME", help="With --job: the team it joins.")] = None,
 ) -> None:
-    """Make the key and the certificate of a node: a folder to carry to it."""
+    """Make the key and the certificate of a node: a folder to carry to it. With --job the roster gets the device."""
     from polytier.engines.network import keys
 
     check_address(name)
+    if job is not None:
+        from polytier.runs.roster import change_roster
+
+        change_roster(job, device_of(name), team, there=True)
+        say(f"{name} is in the roster of {job}; a server that runs takes it in between two rounds, when it has come")
     if request:
         say(f"send {keys.make_request(folder, name)} to the authority; its key stays in {folder}")
         return
@@ -108,10 +137,15 @@ def sign(
 
 
 @federation.command()
-def revoke(name: Name, folder: Folder = Path("federation")) -> None:
-    """Note that the certificate of a node is no longer valid."""
+def revoke(name: Name, folder: Folder = Path("federation"), job: InJob = None) -> None:
+    """Note that the certificate of a node is no longer valid. With --job the device leaves the roster too."""
     from polytier.engines.network import keys
 
+    if job is not None:
+        from polytier.runs.roster import change_roster
+
+        change_roster(job, device_of(name), None, there=False)
+        say(f"{name} is no longer in the roster of {job}; a server that runs goes on without it after this round")
     serial = keys.revoke(folder, name)
     say(
         f"{name} ({serial:x}) is in {folder / keys.REVOKED}; a running server or team whose --keys are in {folder} "
@@ -153,12 +187,14 @@ def serve(
     parent: Parent = None,
     via: Via = None,
     state: State = None,
+    health: Health = None,
+    log_format: LogAs = LogFormat.text,
     trust: Trust = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
     """Run the server of a job, or with --team a team. Started again, both continue where they were."""
-    set_up_logging(quiet, verbose)
+    log_as(log_format, "server" if team is None else f"team/{team}", quiet, verbose)
     if via is not None:
         place_of("server", via)
     if (job is None) == (team is None):
@@ -169,20 +205,20 @@ def serve(
 
         if parent is None:
             raise ValueError("--parent is missing: HOST:PORT at which the parent of this team listens")
-        text = run_team(
-            team, place_of(parent, via), via or listen, keys, state or Path("state") / team, announce, trust
-        )
-        say(f"polytier: the run is over: {text}")
+        home = state or Path("state") / team
+        text = run_team(team, place_of(parent, via), via or listen, keys, home, announce, trust, health)
+        say(f"polytier: the run is over: {text}", event="end")
         return
     assert job is not None
     from polytier.runs.job import read_job
+    from polytier.runs.roster import RosterFile
     from polytier.runs.serve import run_server
 
     read = read_job(job)
     check_code(read.spec.values(), job, trust)
     folder = out or Path("runs") / job.stem
     with Interrupt() as interrupt:
-        run_server(read, via or listen, keys, folder, announce, interrupt)
+        run_server(read, via or listen, keys, folder, announce, interrupt, health, RosterFile(job))
     print(folder)
 
 
@@ -202,12 +238,14 @@ def join(
     ] = None,
     via: Via = None,
     state: State = None,
+    health: Health = None,
+    log_format: LogAs = LogFormat.text,
     trust: Trust = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
     """Take part in a run as a device, or as a gateway for several. Started again, it continues where it was."""
-    set_up_logging(quiet, verbose)
+    log_as(log_format, f"device/{name}" if name else f"gateway/{data.name}", quiet, verbose)
     if (name is None) == (names is None):
         raise ValueError("give --name NAME with --data FILE.npz, or --names FILE with --data DIR")
     if name is not None:
@@ -222,8 +260,8 @@ def join(
 
     own = name or data.name
     place = keys or Path("federation") / f"device-{own}"
-    text = run_devices(place_of(parent, via), place, state or Path("state") / own, files, trust)
-    say(f"polytier: the run is over: {text}")
+    text = run_devices(place_of(parent, via), place, state or Path("state") / own, files, trust, health)
+    say(f"polytier: the run is over: {text}", event="end")
 
 
 def replay(
@@ -242,6 +280,11 @@ def replay(
 
     replay_run(folder, data, out)
     print(out)
+
+
+def log_as(form: LogFormat, node: str, quiet: bool, verbose: bool) -> None:
+    """Set up the log of a node."""
+    set_up_logging(quiet, verbose, JsonLines(node) if form is LogFormat.json else None)
 
 
 def announce(address: str) -> None:
@@ -266,6 +309,14 @@ def place_of(parent: str, via: str | None) -> str:
     if parent != "server" and not (slash and own and kind.rstrip("0123456789") == "team"):
         raise ValueError(f"--parent {parent} is no name; with --via give server, or team/NAME (team1/NAME, ...)")
     return f"{via}/{parent}"
+
+
+def device_of(name: str) -> str:
+    """The name of a device, from its address."""
+    kind, _, own = name.partition("/")
+    if kind != "device" or not own:
+        raise ValueError(f"--job is for devices (device/NAME), not for {name}; edit the roster of the job by hand")
+    return own
 
 
 def check_address(name: str) -> None:

@@ -233,15 +233,43 @@ def reproduce(
             show_default="one per core",
         ),
     ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            "--only",
+            metavar="PATTERN[,PATTERN]",
+            help="Only runs with such names, METHOD-DATA-MODEL; * stands for any text: '*-mnist-mclr'.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            "--seeds",
+            parser=whole_number(1),
+            metavar="<int>",
+            help="Number of seeds of every run.",
+            show_default="as in the plan: quick mostly 1, full as in the paper",
+        ),
+    ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            "--results",
+            help="Folder for one JSON file per finished run, with its origin and values.",
+            show_default="OUT/results",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the runs and their estimated time.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Reproduce a paper's tables and figures: our values beside the paper's, a verdict per row, plots, a page."""
     set_up_logging(quiet, verbose=False)
     loading_torch(quiet)
-    from polytier.studies.reproduce import reproduce_paper
+    from polytier.studies.reproduce import Plan, reproduce_paper
 
-    reproduce_paper(what, scale, data_dir=given.get("data_dir"), out=out, jobs=jobs, dry_run=dry_run, quiet=quiet)
+    plan = Plan(what, scale, only, seeds)
+    where = {"data_dir": given.get("data_dir"), "out": out, "results": results}
+    reproduce_paper(plan, **where, jobs=jobs, dry_run=dry_run, quiet=quiet)
 
 
 @takes_settings((*SHARED, "set"))

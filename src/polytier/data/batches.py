@@ -96,10 +96,12 @@ def padded_widths(samples: np.ndarray, size: np.ndarray) -> np.ndarray:
 
     There are few different widths, because each one in a tile is computed by itself.
     """
-    least = np.minimum(samples, size)
+    least, whole = np.minimum(samples, size), (samples >= size) | (samples <= 1)
+    if whole.all():
+        return least
     # the smallest power of 2 that is at least `samples`
     power = 1 << np.frexp((samples - 1).astype(np.float64))[1].astype(np.int64)
-    return np.where((samples >= size) | (samples <= 1), least, np.minimum(size, np.maximum(power, 64)))
+    return np.where(whole, least, np.minimum(size, np.maximum(power, 64)))
 
 
 class Batches:
@@ -131,8 +133,6 @@ class Batches:
         self.keys = random.name_keys(federation.ids)
         self.usual_steps: dict[str, int] = {}  # by stream, the steps of the last walk: so many are prepared at once
         self._equal_shares: dict[tuple[int, int], Tensor] = {}
-        self._layouts: dict[tuple[bytes, int | bytes], Layout] = {}
-        self._layouts_of = federation
 
     def over(self, federation: Federation) -> Batches:
         """The same settings for other data."""
@@ -142,6 +142,8 @@ class Batches:
         """Update the order of these devices' training samples. It depends on the device and the epoch only."""
         starts, samples = self.federation.training
         size = samples[rows]
+        if int(size.max(initial=0)) < 2:
+            return  # one sample has one order
         epoch = round_ // (1 + size // RESHUFFLE)
         stale = self.stamp[rows] != epoch
         if not stale.all():
@@ -159,7 +161,9 @@ class Batches:
         self.order[place] = order
         self.stamp[rows] = epoch
 
-    def walk(self, rows: Tensor, round_: int, call: int, size: int | Tensor, stream: str = "") -> Walk:
+    def walk(
+        self, rows: Tensor, round_: int, call: int, size: int | Tensor, stream: str = "", shuffle: bool = True
+    ) -> Walk:
         """The mini-batches of one call, one after the other.
 
         Args:
@@ -168,21 +172,27 @@ class Batches:
             call: the number of the call in its round.
             size: the batch size, one for all devices or one per device [n].
             stream: calls with another stream draw other batches.
+            shuffle: whether batches are made anew in every epoch; otherwise they follow the order of the data.
         """
         devices = rows.numpy()
-        self.reshuffle(devices, round_)
+        if shuffle:
+            self.reshuffle(devices, round_)
+        layout = self.layout(devices, size)
+        if layout.same and not self.keyed:
+            return Walk(self, layout, None, stream)
         drawn = random.node_keys(random.key(self.seed, "batch", stream, round_, call), self.keys.numpy()[devices])
-        return Walk(self, self.layout(devices, size), drawn, stream)
+        return Walk(self, layout, drawn, stream)
 
     def layout(self, devices: np.ndarray, size: int | Tensor) -> Layout:
         """What the walks of these devices have in common. The last ones are kept: in each round they are the same."""
+        known = self.federation.layouts
         key = (devices.tobytes(), size if isinstance(size, int) else size.numpy().tobytes())
-        if self._layouts_of is not self.federation or len(self._layouts) == FEW_SHAPES:
-            self._layouts_of, self._layouts = self.federation, {}
-        if key not in self._layouts:
+        if key not in known:
             sizes = np.full_like(devices, size) if isinstance(size, int) else size.numpy()
-            self._layouts[key] = Layout.of(self.federation, devices, sizes)
-        return self._layouts[key]
+            if len(known) >= FEW_SHAPES:
+                known.clear()
+            known[key] = Layout.of(self.federation, devices, sizes)
+        return known[key]
 
     def example(self) -> Tensor:
         """[1, ...] the inputs of one training sample, as models get them."""
@@ -245,11 +255,13 @@ class Layout:
     """Where the mini-batches of some devices are; it is the same for all walks of these devices.
 
     batches | [n] number of mini-batches of each device
+    same    | whether each device has one mini-batch only, so that all batches of a walk are the same
     groups  | the devices of each padded width: which rows, the width, and [r, 1] each: the first training sample, the
               number of samples, the batch size, the number of batches; and whether all batches are full
     """
 
     batches: np.ndarray
+    same: bool
     groups: list[tuple[Tensor | slice, int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, bool]]
 
     @classmethod
@@ -262,25 +274,31 @@ class Layout:
             start, own, its, number = (values[some, None] for values in (starts, samples, size, batches))
             full = bool((own % its == 0).all() and (its == width).all())
             groups.append((which, width, start, own, its, number, full))
-        return cls(batches, groups)
+        return cls(batches, bool((batches <= 1).all()), groups)
 
 
 class Walk:
     """The mini-batches of some devices in one call.
 
     The first batch is drawn at random among those of the device's order; the following ones come next in that order,
-    and after the last one comes the first.
+    and after the last one comes the first. `drawn` [n] are the keys of this draw; None if every device has one batch
+    only and the batches have no keys, so that they are all the same.
     """
 
-    def __init__(self, batches: Batches, layout: Layout, drawn: np.ndarray, stream: str) -> None:
+    def __init__(self, batches: Batches, layout: Layout, drawn: np.ndarray | None, stream: str) -> None:
         self.batches, self.layout, self.drawn, self.stream = batches, layout, drawn, stream
-        self.num_rows = len(drawn)
-        self.first = (random.uniform(drawn, 1)[:, 0] * layout.batches).astype(np.int64)
+        self.num_rows = len(layout.batches)
+        self.first = np.zeros_like(layout.batches)
+        if drawn is not None:
+            self.first = (random.uniform(drawn, 1)[:, 0] * layout.batches).astype(np.int64)
         self.step, self.prepared_from = 0, 0
+        self.last: Batch | None = None  # if all batches are the same
         self.prepared: list[list[tuple[Any, ...]]] = []  # by group and step: indices, targets, weights, keys
 
     def next(self) -> Batch:
         """The next mini-batch of each device."""
+        if self.last is not None:
+            return self.last
         k = self.step - self.prepared_from
         if not self.prepared or k == len(self.prepared[0]):
             usual = self.batches.usual_steps.get(self.stream, 0)
@@ -289,7 +307,9 @@ class Walk:
         self.step += 1
         self.batches.usual_steps[self.stream] = self.step
         groups = [self.batches.group(g[0], *of[k]) for g, of in zip(self.layout.groups, self.prepared, strict=True)]
-        return Batch(groups, self.num_rows)
+        found = Batch(groups, self.num_rows)
+        self.last = found if self.drawn is None else None
+        return found
 
     def prepare(self, num_steps: int) -> None:
         """Compute indices, targets, weights and keys of the next steps at once."""
@@ -306,7 +326,7 @@ class Walk:
             count = size[None] if full else np.minimum(samples - begin, size)
             weight = self.batches.shares(count, width).expand(num_steps, -1, -1)
             key = [None] * num_steps
-            if self.batches.keyed:
+            if self.drawn is not None and self.batches.keyed:
                 key = torch.from_numpy(random.bits(self.drawn[some] + steps[:, :, 0], width))
             each = (index.flatten(1), self.batches.targets(index), weight, key)
             self.prepared.append(list(zip(*each, strict=True)))

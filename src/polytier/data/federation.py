@@ -24,6 +24,29 @@ MOST_CLASSES = 1 << 20
 
 
 @dataclass(frozen=True)
+class Origin:
+    """What the inputs of a federation were computed from, if they are features (see `polytier.stack.features`).
+
+    Args:
+        shape: the shape of one sample.
+        dtype: the type of samples.
+        scale: how samples were scaled, see `Federation`.
+        shift: see `scale`.
+        tokens: whether samples are token ids.
+        fingerprint: that of the samples.
+        boundary: where the model was cut, a `polytier.stack.features.Boundary`.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    scale: Tensor | None
+    shift: Tensor | None
+    tokens: bool
+    fingerprint: str
+    boundary: Any
+
+
+@dataclass(frozen=True)
 class Federation:
     """The samples of all devices, sorted by device and, within a device, by split.
 
@@ -41,6 +64,7 @@ class Federation:
         num_classes: the number of classes, or None for targets that are not classes.
         scale: with `shift`, how inputs are scaled: a model sees `x * scale + shift`. None: not at all.
         shift: see `scale`.
+        origin: for inputs that are features, what they were computed from.
 
     Examples:
         >>> import numpy as np
@@ -64,6 +88,7 @@ class Federation:
     num_classes: int | None = None
     scale: Tensor | None = None
     shift: Tensor | None = None
+    origin: Origin | None = None
 
     @classmethod
     def from_arrays(
@@ -208,6 +233,8 @@ class Federation:
     @cached_property
     def fingerprint(self) -> str:
         """A digest of the devices and of samples spread evenly over the data, to notice that data have changed."""
+        if self.origin is not None:
+            return self.origin.fingerprint
         digest = sha256()
         for values in (self.ids, self.bounds.numpy()):
             digest.update(f"{values.dtype.kind}{values.shape}".encode() + np.ascontiguousarray(values).tobytes())
@@ -219,17 +246,18 @@ class Federation:
     @cached_property
     def population(self) -> Population:
         """What a server may know about these devices: everything but their samples."""
+        samples = self.origin or self
         return Population(
             ids=self.ids,
             counts=self.bounds.diff(dim=1),
-            shape=tuple(self.x.shape[1:]),
-            dtype=self.x.dtype,
+            shape=tuple(self.x.shape[1:]) if self.origin is None else self.origin.shape,
+            dtype=self.x.dtype if self.origin is None else self.origin.dtype,
             target_shape=tuple(self.y.shape[1:]),
             num_classes=self.num_classes,
             team=self.team,
             cluster=self.cluster,
-            scale=self.scale,
-            shift=self.shift,
+            scale=samples.scale,
+            shift=samples.shift,
         )
 
     @cached_property
@@ -243,10 +271,15 @@ class Federation:
         # a copy: the bounds may move to shared memory, for worker processes, while others use this federation
         return self.bounds[:, 0].numpy().copy(), self.samples.numpy()
 
+    @cached_property
+    def layouts(self) -> dict[tuple[bytes, int | bytes], Any]:
+        """What the mini-batches of the same devices have in common, kept here by `polytier.data.batches`."""
+        return {}
+
     @property
     def is_tokens(self) -> bool:
         """Whether inputs are sequences of token ids [N, T], each of which has a target."""
-        return are_tokens(self.x, self.y)
+        return are_tokens(self.x, self.y) if self.origin is None else self.origin.tokens
 
     def span(self, split: str) -> tuple[Tensor, Tensor]:
         """Where the samples of a split start and end, [n] each."""
@@ -298,15 +331,26 @@ class Federation:
         Raises:
             ValueError: the inputs are integers other than uint8.
         """
+        values = self.training_inputs()
+        axes = [0, *range(2, values.ndim)] if values.ndim > 2 else [0]
+        mean = values.mean(axes, keepdim=True)[0]
+        return self.rescaled(mean, spread_of(values.std(axes, keepdim=True, correction=0)[0]))
+
+    def training_inputs(self) -> Tensor:
+        """[N, ...] the inputs of all training samples as a model sees them, as float64.
+
+        Raises:
+            ValueError: the inputs are integers other than uint8.
+        """
         start, end = self.span("train")
         train = torch.cat([self.x[s:e] for s, e in zip(start.tolist(), end.tolist(), strict=True)])
-        axes = [0, *range(2, train.ndim)] if train.ndim > 2 else [0]
         values = self.inputs(train, torch.float64)
         if not values.is_floating_point():
             raise ValueError("only images and floats can be standardised; these inputs are integers")
-        mean = values.mean(axes, keepdim=True)[0]
-        spread = values.std(axes, keepdim=True, correction=0)[0]
-        spread = torch.where(spread > 1e-8, spread, torch.ones_like(spread))  # a constant feature becomes 0
+        return values
+
+    def rescaled(self, mean: Tensor, spread: Tensor) -> Federation:
+        """The same data; a model sees inputs minus `mean`, divided by `spread`."""
         scale = torch.ones(()) if self.scale is None else self.scale
         shift = torch.zeros(()) if self.shift is None else self.shift
         return replace(self, scale=scale / spread, shift=(shift - mean) / spread)
@@ -315,6 +359,11 @@ class Federation:
         """A federation whose targets are column `k` of the targets; the inputs are not copied."""
         classes = None if self.num_classes is None else int(self.y[:, k].max()) + 1
         return replace(self, y=self.y[:, k].contiguous(), num_classes=classes)
+
+
+def spread_of(deviation: Tensor) -> Tensor:
+    """What inputs are divided by, given their standard deviation; a constant feature is not scaled, and becomes 0."""
+    return torch.where(deviation > 1e-8, deviation, torch.ones_like(deviation))
 
 
 def as_tensor(values: Any) -> Tensor:

@@ -212,6 +212,28 @@ def labels(y: Array, num_devices: int, rng: Rng, allowed: Mask = None, *, per_de
     return deal(y, counts, rng)
 
 
+def labels_first_come(y: Array, num_devices: int, rng: Rng, allowed: Mask = None, *, per_device: int = 2) -> Assignment:
+    """A few labels per device as the code of PerMFL's and pFedMe's experiments gives them out.
+
+    Device u holds the labels u, u + 1, ... and gets 10 samples of each. Then, device by device and label by label, an
+    amount is drawn: a share of the label in proportion to lognormal(0, 2), and 300 to 600 more. The device gets it if
+    so many samples are left of the label, and otherwise none, so that many devices keep 10 samples of a label.
+    """
+    y = one_label(y)
+    holds = held_labels(y, num_devices, per_device, allowed)
+    weight = np.where(holds, rng.lognormal(0, 2, holds.shape), 0)
+    pools, base = np.bincount(y, minlength=holds.shape[1]), 10
+    left = pools - base * holds.sum(0)
+    check(left.min() >= 0, f"a label has fewer than {base} samples for each of its devices; ask for fewer devices")
+    wanted = (left * weight / np.maximum(weight.sum(0), 1e-300)).astype(np.int64) + rng.integers(300, 601, holds.shape)
+    counts = base * holds
+    for device, label in np.argwhere(holds):
+        if wanted[device, label] < left[label]:
+            counts[device, label] += wanted[device, label]
+            left[label] -= wanted[device, label]
+    return deal(y, counts, rng)
+
+
 def per_class(
     y: Array,
     num_devices: int,
@@ -396,6 +418,7 @@ def clusters_disjoint(
 
 PARTITIONS: dict[str, Callable[..., Assignment]] = {
     "labels": labels,
+    "labels-first-come": labels_first_come,
     "per-class": per_class,
     "dirichlet": dirichlet,
     "iid": iid,

@@ -115,7 +115,9 @@ class Exchange:
 
 def message_bytes(codec: Codec, rows: Rows, n: int) -> Tensor:
     """The bytes [n] of the first n messages, each of one row of every field."""
-    return sum((codec.nbytes(r)[:n] for r in as_dict(rows).values()), torch.zeros(n, dtype=torch.int64))
+    if isinstance(rows, Tensor):
+        return codec.nbytes(rows)[:n]
+    return sum((codec.nbytes(r)[:n] for r in rows.values()), torch.zeros(n, dtype=torch.int64))
 
 
 def find_references(algorithm: Algorithm, call: Call, answer: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ import pickle
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from math import ceil, prod
 from typing import Any
 
@@ -24,10 +24,10 @@ from polytier.engines.exchange import Exchange
 from polytier.engines.workers import Workers
 from polytier.messages.codec import Codec
 from polytier.messages.transforms import Transform
-from polytier.method.call import Call
+from polytier.method.call import Call, used_rows
 from polytier.method.context import Context
 from polytier.method.execute import execute
-from polytier.stack.rows import Folded, Rows, as_dict, cat_rows, fold
+from polytier.stack.rows import Folded, Rows, as_dict, cat_rows, fold, map_rows
 from polytier.tree.topology import starts_of
 
 TRIED = 4  # how often a call is measured before it is settled who computes it
@@ -68,6 +68,7 @@ class Stacked:
         self.workers = 1
         self._processes: Workers | None = None
         self._times: dict[tuple[Any, ...], Times] = {}
+        self._pieces: dict[str, Pieces] = {}
         self.use_workers(workers or 1)
 
     def use_workers(self, workers: int) -> None:
@@ -109,7 +110,8 @@ class Stacked:
             answer = compute(self.context, call, self.inner_tile or n, self.exchange)
             yield 0, n, 0, *answer
             return
-        runs = cut(call, min(-(-n // self.workers), max(tile, RUN)))
+        pieces = self._cut(call, min(-(-n // self.workers), max(tile, RUN)))
+        runs = pieces.runs
         # one row for each receiver and one answer from each: moving these costs more than a second process saves
         each = call.blocks is None and not call.quiet and any(len(r) == n for r in as_dict(call.rows).values())
         if self.workers == 1 or len(runs) == 1 or each:
@@ -124,13 +126,51 @@ class Stacked:
             times.note(times.alone, time.perf_counter() - started)
             return
         assert self._processes is not None
-        parts = (call.part(start, end) for start, end, _ in runs)
         # sums are added to those of the parents at once, before the next call, so they need not be copied
-        answers = self._processes.run(parts, copied=call.blocks is None or len(runs) > self.workers)
+        answers = self._processes.run(pieces.parts(call), copied=call.blocks is None or len(runs) > self.workers)
         for (start, end, first), (answer, nbytes, steps) in zip(runs, answers, strict=True):
             self.context.scope(call.scope).device_steps += steps
             yield start, end, first, answer, nbytes
         times.note(times.shared, time.perf_counter() - started)
+
+    def _cut(self, call: Call, size: int) -> Pieces:
+        """The runs of a call. The last ones are kept: if all devices take part, they are the same in each call."""
+        known = self._pieces.get(call.scope)
+        if known is None or known.size != size or not known.fits(call):
+            known = self._pieces[call.scope] = Pieces(replace(call, rows={}), size, cut(call, size))
+        return known
+
+
+@dataclass
+class Pieces:
+    """A call in runs of whole blocks.
+
+    field | meaning
+    call  | the call, without its rows
+    size  | about how many receivers a run has
+    runs  | (start, end, number of the first block) of each run
+    """
+
+    call: Call
+    size: int
+    runs: list[tuple[int, int, int]]
+
+    def fits(self, call: Call) -> bool:
+        """Whether another call has the same receivers: those that depend on the tree alone are the same tensors."""
+        same = (getattr(call, name) is getattr(self.call, name) for name in ("ids", "sender", "blocks", "shares"))
+        return all(same)
+
+    @cached_property
+    def _parts(self) -> list[tuple[Tensor | slice, Call]]:
+        """For each run: which rows it needs, and its call without them."""
+        runs = [slice(start, end) for start, end, _ in self.runs]
+        return [(used_rows(self.call.sender[run])[0], self.call.take(run)) for run in runs]
+
+    def parts(self, call: Call) -> Iterator[Call]:
+        """The call to the receivers of each run, for a call that fits."""
+        for used, part in self._parts:
+            rows = map_rows(lambda r, used=used: r[used], call.rows)
+            yield replace(call, ids=part.ids, rows=rows, sender=part.sender, blocks=part.blocks, shares=part.shares)
 
 
 @dataclass

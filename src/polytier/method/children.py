@@ -124,7 +124,7 @@ class Children(Node):
 
     def by_name(self, kids: Tensor) -> Tensor:
         """[k] an order of `kids` [k] that depends on their names and not on their numbers: positions in `kids`."""
-        return self._context.topology.keys[self.tier + 1][kids].argsort()
+        return torch.from_numpy(self._context.topology.keys[self.tier + 1].numpy()[kids.numpy()].argsort())
 
     def below(self, device: Step, team: Step) -> Any:
         """The value of a hyper-parameter at the children: `device` if they are devices, else `team` at their tier."""

@@ -73,6 +73,7 @@ class Context:
     participation: tuple[Participation, ...]
     seed: int = 0
     batch_size: int | str = 32
+    shuffle: bool = True
     absent: str = "skip"
     device_steps: int = 0
     metrics: tuple[Metric, ...] = ()  # the leading one first

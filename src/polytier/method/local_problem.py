@@ -85,8 +85,8 @@ class LocalProblem(Node):
         rule = self._context.batch_size if size is None else size
         if (rule, stream) not in self._walks:
             sizes = rule if isinstance(rule, int) else batch_sizes(rule, self.samples, self.held_round)
-            clock = self.clock
-            self._walks[rule, stream] = self._context.batches.walk(self.rows, clock.round, clock.call, sizes, stream)
+            at, shuffle = (self.clock.round, self.clock.call), self._context.shuffle
+            self._walks[rule, stream] = self._context.batches.walk(self.rows, *at, sizes, stream, shuffle)
         return self._walks[rule, stream].next()
 
     def full(self, split: str = "train") -> Batch:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -152,13 +153,13 @@ class Node:
             k: numbers per node.
         """
         base = random.key(self._context.seed, purpose, self.clock.round, self.clock.call)
-        keys = random.node_keys(base, self._context.topology.keys[self.tier][self.ids])
-        return random.uniform(keys, k).to(self.device)
+        keys = random.node_keys(base, self._context.topology.keys[self.tier].numpy()[self.ids.numpy()])
+        return torch.from_numpy(random.uniform(keys, k)).to(self.device)
 
     def shared(self, purpose: str, k: int = 1) -> Tensor:
         """[k] random numbers in [0, 1), the same at every node during a round."""
         base = random.key(self._context.seed, purpose, self.clock.round)
-        return random.uniform(torch.tensor([random.signed(base)]), k)[0].to(self.device)
+        return torch.from_numpy(random.uniform(np.array([random.signed(base)]), k)[0]).to(self.device)
 
     def value(self, field: Step, tier: int | None = None) -> Any:
         """The value of a hyper-parameter at these nodes.

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -79,12 +80,12 @@ class Travel:
             objective.initial, objective.initial_statistics, home, columns(more, objective.statistic_sizes, chosen)
         )
 
-    @property
+    @cached_property
     def active(self) -> bool:
         """Whether there is anything to do."""
         return self.has_home or bool(len(self.statistics))
 
-    @property
+    @cached_property
     def has_home(self) -> bool:
         """Whether some parameters stay at home."""
         return bool(self.home.any())

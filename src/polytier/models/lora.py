@@ -8,6 +8,8 @@ Linear                | [out, in]  | [r, in]           | [out, r]    | W x + b +
 Conv1D (Transformers) | [in, out]  | [r, in]           | [out, r]    | the same
 Conv2d                | [out, in, h, w] | [r, in, h, w] | [out, r, 1, 1] | W * x + b + alpha / r * B * (A * x)
 
+With dropout, A is applied to x of which some numbers are set to 0, in training only; W to x itself.
+
 A is drawn uniformly as `torch.nn.Linear` draws its weight, B is zero: a model starts as the base.
 """
 
@@ -37,12 +39,13 @@ class LoRA(nn.Module):
         rank: The rank r of the product B A.
         alpha: The product is multiplied by alpha / r.
         key: Determines A.
+        dropout: The probability with which a number of the input of A is set to 0 in training.
     """
 
-    def __init__(self, base: nn.Module, rank: int, alpha: float, key: int) -> None:
+    def __init__(self, base: nn.Module, rank: int, alpha: float, key: int, dropout: float = 0.0) -> None:
         super().__init__()
         weight: Any = base.weight
-        self.base, self.scale = base, alpha / rank
+        self.base, self.scale, self.drop = base, alpha / rank, nn.Dropout(dropout) if dropout else nn.Identity()
         inner, outer = ((rank, *weight.shape[1:]), (weight.shape[0], rank))
         if is_conv1d(base):
             inner, outer = (rank, weight.shape[0]), (weight.shape[1], rank)
@@ -56,10 +59,10 @@ class LoRA(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         base = self.base
         if isinstance(base, nn.Conv2d):
-            inner = functional.conv2d(x, self.lora_A, None, base.stride, base.padding, base.dilation)
+            inner = functional.conv2d(self.drop(x), self.lora_A, None, base.stride, base.padding, base.dilation)
             return base(x) + functional.conv2d(inner * self.scale, self.lora_B)
         # the scale is multiplied where there are the fewest numbers
-        return base(x) + functional.linear(functional.linear(x, self.lora_A) * self.scale, self.lora_B)
+        return base(x) + functional.linear(functional.linear(self.drop(x), self.lora_A) * self.scale, self.lora_B)
 
     def merged_weight(self) -> Tensor:
         """The weight of the layer W + alpha / r * B A."""
@@ -135,12 +138,14 @@ def listed(names: list[str]) -> str:
     return (", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")) or "no layer of this model"
 
 
-def add_lora(module: nn.Module, targets: Iterable[str], rank: int, alpha: float, seed: int) -> None:
+def add_lora(
+    module: nn.Module, targets: Iterable[str], rank: int, alpha: float, seed: int, dropout: float = 0.0
+) -> None:
     """Replace the layers of these names by `LoRA` around them, in place; all other parameters are frozen."""
     module.requires_grad_(False)
     for name in targets:
         parent, _, last = name.rpartition(".")
-        layer = LoRA(module.get_submodule(name), rank, alpha, random.key(seed, "lora", name))
+        layer = LoRA(module.get_submodule(name), rank, alpha, random.key(seed, "lora", name), dropout)
         setattr(module.get_submodule(parent), last, layer)
 
 

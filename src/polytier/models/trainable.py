@@ -39,6 +39,7 @@ class Trainable:
             on those that `named_modules()` gives; without patterns every layer that LoRA knows, except the last one.
         rank: for "lora", the rank of the products.
         alpha: for "lora", products are multiplied by alpha / rank.
+        dropout: for "lora", the probability with which a number that a product is multiplied with is set to 0.
 
     Raises:
         ValueError: the kind is unknown, or patterns are missing or given for another kind.
@@ -59,12 +60,15 @@ class Trainable:
     patterns: tuple[str, ...] = ()
     rank: int = 4
     alpha: float = 32.0
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise unknown("choice of parameters", self.kind, ALLOWED)
         if self.rank < 1 or not 0 < self.alpha < float("inf"):
             raise ValueError(f"lora: rank is 1 or more and alpha above 0; got rank={self.rank}, alpha={self.alpha:g}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"lora: dropout is a probability below 1, such as dropout=0.1; got {self.dropout:g}")
         needed = self.kind == "layers"
         if (needed and not self.patterns) or (self.patterns and self.kind in ("all", "head")) or not all(self.patterns):
             raise ValueError(
@@ -86,7 +90,7 @@ class Trainable:
 
         Examples:
             >>> Trainable.parse("layers=head.*+body.2.bias")
-            Trainable(kind='layers', patterns=('head.*', 'body.2.bias'), rank=4, alpha=32.0)
+            Trainable(kind='layers', patterns=('head.*', 'body.2.bias'), rank=4, alpha=32.0, dropout=0.0)
         """
         if isinstance(text, Trainable):
             return text
@@ -102,7 +106,8 @@ class Trainable:
     def __str__(self) -> str:
         if self.kind == "lora":
             targets = f",targets={'+'.join(self.patterns)}" if self.patterns else ""
-            return f"lora:rank={self.rank},alpha={self.alpha:g}{targets}"
+            dropout = f",dropout={self.dropout:g}" if self.dropout else ""
+            return f"lora:rank={self.rank},alpha={self.alpha:g}{dropout}{targets}"
         return f"{self.kind}={'+'.join(self.patterns)}" if self.patterns else self.kind
 
     def names(self, module: nn.Module) -> list[str]:
@@ -147,7 +152,7 @@ class Trainable:
         shared = {id(p): nn.Parameter(p.detach(), False) for n, p in module.named_parameters() if n not in names}
         copied = copy.deepcopy(module, shared if share else {})  # type: ignore[arg-type]
         if self.kind == "lora":
-            add_lora(copied, self.targets(copied), self.rank, self.alpha, seed)
+            add_lora(copied, self.targets(copied), self.rank, self.alpha, seed, self.dropout)
             return copied
         for name, parameter in copied.named_parameters():
             parameter.requires_grad_(name in names)
@@ -172,7 +177,7 @@ class Trainable:
         return chosen
 
 
-def lora_arguments(*, rank: int = 4, alpha: float = 32.0, targets: str = "") -> None:
+def lora_arguments(*, rank: int = 4, alpha: float = 32.0, targets: str = "", dropout: float = 0.0) -> None:
     """What a user may set in lora:..."""
 
 

@@ -28,9 +28,11 @@ def chain(**layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(OrderedDict(layers))
 
 
-def mclr(inputs: tuple[int, ...], num_outputs: int) -> nn.Module:
-    """Multinomial logistic regression: one linear layer."""
-    return chain(flat=nn.Flatten(), head=nn.Linear(prod(inputs), num_outputs))
+def mclr(inputs: tuple[int, ...], num_outputs: int, *, outputs: int = 0) -> nn.Module:
+    """Multinomial logistic regression: one linear layer. outputs: more outputs than classes, as in mclr:62."""
+    if outputs and outputs < num_outputs:
+        raise ValueError(f"mclr:{outputs} has fewer outputs than there are classes ({num_outputs}); leave it out")
+    return chain(flat=nn.Flatten(), head=nn.Linear(prod(inputs), outputs or num_outputs))
 
 
 def linear(inputs: tuple[int, ...], num_outputs: int) -> nn.Module:

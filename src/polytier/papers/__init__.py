@@ -38,3 +38,20 @@ def chosen(what: str, scale: str) -> tuple[str, list[Item]]:
         if name not in known:
             raise unknown(f"item of {paper}", name, list(known))
     return paper, [known[name] for name in wanted]
+
+
+def restricted(items: list[Item], only: str | None) -> list[Item]:
+    """The parts of these items whose runs match "PATTERN,PATTERN"; None: all of them.
+
+    Raises:
+        ValueError: No run matches.
+    """
+    if only is None:
+        return items
+    patterns = [pattern.strip() for pattern in only.split(",")]
+    found = [kept for item in items if (kept := item.only(patterns)).runs()]
+    if not found:
+        names = list(dict.fromkeys(run.name for item in items for run in item.runs()))
+        shown = ", ".join(names[:5])
+        raise ValueError(f"no run matches --only {only}; runs are named {shown}, ... (`--dry-run` prints all)")
+    return found

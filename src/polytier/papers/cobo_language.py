@@ -91,7 +91,7 @@ QUICK = Scale(
     "tokens; contexts of 32 instead of 512; 448 iterations of 8 samples instead of 500 of 200",
 )
 # 589,824 parameters: rank 4 on the four projections of each of the 12 blocks
-LORA = "lora:rank=4,alpha=32,targets=*.c_attn+*.c_proj+*.c_fc"
+LORA = "lora:rank=4,alpha=32,dropout=0.1,targets=*.c_attn+*.c_proj+*.c_fc"
 FULL = Scale(
     data="text:context=512,files=ca+de+es+nl,tokens=800000,tokenizer=gpt2",
     model="hf:gpt2",
@@ -110,8 +110,7 @@ FULL = Scale(
 )
 PRETRAINED = (
     "The folder gpt2 in the current folder holds GPT-2: config.json, model.safetensors, vocab.json and merges.txt. "
-    "LoRA has alpha = 32, which the paper does not give, and no dropout, where the paper has 0.1. The 800,000 tokens "
-    "are taken to be per client."
+    "LoRA has alpha = 32, which the paper does not give. The 800,000 tokens are taken to be per client."
 )
 READING = (
     "In an iteration every client takes one step of AdamW, whose state it keeps; it is a round, except that the "

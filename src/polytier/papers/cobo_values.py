@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from polytier.models.metrics import ACCURACY
+from polytier.papers import claims
+from polytier.papers.claims import each_above, first_above
 from polytier.papers.plan import Points, Reading
 from polytier.papers.run_values import accuracy, by_round
 from polytier.runs.read import RunRecord
 from polytier.tree.collaboration import FILE, load
 
 Finished = Sequence[Sequence[Path]]  # for each run, the folders of its finished seeds
-Holds = Callable[[Finished], tuple[bool, str]]
+Holds = Callable[[Finished], tuple[bool | None, str]]
 CLEARLY = 0.1  # least difference of the mean weights within and between true groups
 
 
@@ -68,11 +69,10 @@ def until(percent: float) -> Callable[[Sequence[Path]], Reading]:
 # -- claims -------------------------------------------------------------------------------------------
 
 
-def means(finished: Finished, models: Sequence[str] | None = None) -> list[float]:
-    """The accuracy of each run in its best round, averaged over seeds."""
+def accuracies(finished: Finished, models: Sequence[str] | None = None) -> list[list[float]]:
+    """The accuracy of each run and seed in its best round."""
     models = models or ["personal"] * len(finished)
-    found = [[accuracy(model)([f])[0] or 0.0 for f in folders] for model, folders in zip(models, finished, strict=True)]
-    return [fmean(values) for values in found]
+    return [[accuracy(model)([f])[0] or 0.0 for f in own] for model, own in zip(models, finished, strict=True)]
 
 
 def told(names: Sequence[Any], values: Sequence[float]) -> str:
@@ -83,9 +83,9 @@ def told(names: Sequence[Any], values: Sequence[float]) -> str:
 def first_of(names: Sequence[str], methods: Sequence[str]) -> Holds:
     """Whether the first run has the highest accuracy."""
 
-    def holds(finished: Finished) -> tuple[bool, str]:
-        values = means(finished, ["global" if method == "fedavg" else "personal" for method in methods])
-        return values[0] > max(values[1:]), told(names, values)
+    def holds(finished: Finished) -> tuple[bool | None, str]:
+        values = accuracies(finished, ["global" if method == "fedavg" else "personal" for method in methods])
+        return first_above(values), claims.told(names, values)
 
     return holds
 
@@ -93,9 +93,10 @@ def first_of(names: Sequence[str], methods: Sequence[str]) -> Holds:
 def highest(names: Mapping[str, Any], place: int) -> Holds:
     """Whether the run at index `place` has the highest accuracy."""
 
-    def holds(finished: Finished) -> tuple[bool, str]:
-        values = means(finished)
-        return values[place] == max(values), told(list(names)[: len(values)], values)
+    def holds(finished: Finished) -> tuple[bool | None, str]:
+        values = accuracies(finished)
+        others = [own for k, own in enumerate(values) if k != place]
+        return first_above([values[place], *others]), claims.told(list(names)[: len(values)], values)
 
     return holds
 
@@ -103,19 +104,20 @@ def highest(names: Mapping[str, Any], place: int) -> Holds:
 def near(names: Mapping[str, Any], points: float) -> Holds:
     """Whether no run is more than `points` below the last one."""
 
-    def holds(finished: Finished) -> tuple[bool, str]:
-        values = means(finished)
-        return min(values) >= values[-1] - points, told(list(names), values)
+    def holds(finished: Finished) -> tuple[bool | None, str]:
+        values = accuracies(finished)
+        means = [fmean(own) for own in values]
+        return min(means) >= means[-1] - points, claims.told(list(names), values)
 
     return holds
 
 
 def rising(x: Sequence[float]) -> Holds:
-    """Whether the accuracy increases from each run to the next."""
+    """Whether the accuracy increases from run to run: see `each_above`."""
 
-    def holds(finished: Finished) -> tuple[bool, str]:
-        values = means(finished)
-        return all(a < b for a, b in pairwise(values)), told(x, values)
+    def holds(finished: Finished) -> tuple[bool | None, str]:
+        values = accuracies(finished)
+        return each_above(values), claims.told([str(each) for each in x], values)
 
     return holds
 
@@ -123,9 +125,10 @@ def rising(x: Sequence[float]) -> Holds:
 def level(x: Sequence[float], points: float) -> Holds:
     """Whether all accuracies differ by at most `points`."""
 
-    def holds(finished: Finished) -> tuple[bool, str]:
-        values = means(finished)
-        return max(values) - min(values) <= points, told(x, values)
+    def holds(finished: Finished) -> tuple[bool | None, str]:
+        values = accuracies(finished)
+        means = [fmean(own) for own in values]
+        return max(means) - min(means) <= points, claims.told([str(each) for each in x], values)
 
     return holds
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from polytier.papers import mfa_values as read
 from polytier.papers.plan import Chart, Claim, Curve, Item, PlannedRun, Row
+from polytier.papers.run_values import most_frequent
 
 METHODS = {"MFA-Rand": "mfa-rand", "MFA-RR": "mfa-rr"}
 STEPS = {"constant": 0.1, "decaying": "30/(100+t)"}
@@ -71,6 +72,7 @@ class Scale:
     longest  | the largest T_1 of the data-driven experiments
     patience | training together ends after this multiple of T_1, or after M times T_1 (a gain of 1) if that is less
     every    | number of rounds between evaluations
+    coarse   | the same in runs on the strongly convex problem, and where T_1 is 200 rounds
     pixels   | the width of CelebA's images
     models   | the values of M, divisors of the number of participants, by experiment; the paper does not state them
     """
@@ -82,6 +84,7 @@ class Scale:
     longest: int
     patience: int
     every: int
+    coarse: int
     pixels: int
     models: Mapping[str, tuple[int, ...]]
 
@@ -95,6 +98,7 @@ SCALES = {
         200,
         6,
         1,
+        5,
         84,
         {
             "E = 1": (2, 3, 4, 6, 8, 12),
@@ -113,6 +117,7 @@ SCALES = {
         100,
         100,
         3,
+        5,
         5,
         32,
         {
@@ -164,7 +169,12 @@ def convex(size: Scale, method: str, steps: int, step: str = "constant", models:
     if models == 1:
         settings |= {"rounds": size.single, "eval_every": size.single, "set": fields}
         return PlannedRun(f"fedavg-tridiagonal-e{steps}", settings, size.seeds)
-    settings |= {"models": models, "rounds": size.rounds, "eval_every": size.every, "set": fields | {"step": "average"}}
+    settings |= {
+        "models": models,
+        "rounds": size.rounds,
+        "eval_every": size.coarse,
+        "set": fields | {"step": "average"},
+    }
     seeds = size.pairs if (models, steps) == (2, 5) else size.seeds
     return PlannedRun(f"{method}-tridiagonal-m{models}-e{steps}-{step}", settings, seeds)
 
@@ -249,7 +259,8 @@ def together(name: str, method: str, settings: Mapping[str, Any], models: Any, s
     several = isinstance(models, int)
     rounds = single * min(models if several else len(models), size.patience)
     fields = {"step": "average", **(LOCAL if several else {})}
-    more = {"models": models, "rounds": rounds, "eval_every": size.every, "set": fields}
+    every = size.coarse if single >= 200 else size.every
+    more = {"models": models, "rounds": rounds, "eval_every": every, "set": fields}
     return PlannedRun(name, {"algorithm": method, **SHARED, **settings, **more}, size.seeds)
 
 
@@ -268,6 +279,8 @@ def driven_gain(figure: str, size: Scale, quick: bool) -> Item:
         small = f"images of {size.pixels} x {size.pixels}" if quick and name == "CelebA" else ""
         for split, paper in zip(SPLITS, reached, strict=True):
             rows.append(Row((name, split), (first,), read.accuracy_alone(split), paper, differs=small))
+        if name in SYNTHETIC:
+            rows.append(Row((name, "most frequent label of each device"), (first,), most_frequent("mean")))
         curves = []
         for label, method in METHODS.items():
             several = [together(f"{method}-{short}-m{m}", method, settings, m, size, single) for m in size.models[kind]]

@@ -14,9 +14,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from polytier.papers.claims import compare, told
 from polytier.papers.plan import Points, Reading
 from polytier.papers.run_values import percent
-from polytier.runs.read import RunRecord
+from polytier.papers.stored_runs import open_run
 
 Finished = Sequence[Sequence[Path]]  # for each run, the folders of its finished seeds
 NO_DIFFERENCE = 0.05  # smaller differences of log10(F - F*) are ignored
@@ -40,7 +41,7 @@ def optimum() -> float:
 
 def gaps(folder: Path) -> dict[int, list[float]]:
     """log10(F - F*) of every model, by evaluated round."""
-    records = (r for r in RunRecord(folder).history if "models" in r)
+    records = (r for r in open_run(folder).history if "models" in r)
     return {
         r["round"]: [log10(m["global"]["train"]["loss"] - optimum()) for m in r["models"].values()] for r in records
     }
@@ -72,10 +73,12 @@ def same_mean(finished: Finished) -> tuple[bool, str]:
     return abs(rand - rr) <= NO_DIFFERENCE, f"MFA-Rand {rand:.3f}, MFA-RR {rr:.3f}, second half of the rounds"
 
 
-def rr_lower(finished: Finished) -> tuple[bool, str]:
+def rr_lower(finished: Finished) -> tuple[bool | None, str]:
     """Whether the mean gap of MFA-RR is lower than that of MFA-Rand."""
-    (rand, _), (rr, _) = (late(folders) for folders in finished)
-    return rr < rand, f"MFA-Rand {rand:.3f}, MFA-RR {rr:.3f}, second half of the rounds"
+    rand, rr = ([late([folder])[0] for folder in folders] for folders in finished)
+    order = compare(rand, rr, NO_DIFFERENCE)
+    words = told(["MFA-Rand", "MFA-RR"], [rand, rr], "{:.3f}")
+    return None if order == 0 else order > 0, f"{words}, second half of the rounds"
 
 
 def rand_varies_more(finished: Finished) -> tuple[bool, str]:
@@ -96,7 +99,7 @@ def figure(figures: dict[str, Any], split: str) -> float:
 
 def judged(folder: Path, split: str) -> list[dict[str, Any]]:
     """The records of rounds that were evaluated on a split."""
-    return [r for r in RunRecord(folder).history if split in r.get("global", {})]
+    return [r for r in open_run(folder).history if split in r.get("global", {})]
 
 
 def rounds_together(folders: Sequence[Path], split: str) -> tuple[int, int | None, int]:
@@ -144,7 +147,7 @@ def gain_by_models(split: str) -> Callable[[Sequence[Path]], Points]:
 
 def mean_gains(split: str, finished: Finished) -> tuple[list[int], list[float | None]]:
     """M, and the mean gain over seeds; None where a seed did not reach its targets."""
-    runs = [{(RunRecord(folder).summary or {}).get("seed"): folder for folder in folders} for folders in finished]
+    runs = [{(open_run(folder).summary or {}).get("seed"): folder for folder in folders} for folders in finished]
     shared = [seed for seed in runs[0] if all(seed in run for run in runs)]
     seeds = [gain_by_models(split)([run[seed] for run in runs]) for seed in shared]
     columns = list(zip(*(gains for _, gains in seeds), strict=True))
@@ -152,7 +155,7 @@ def mean_gains(split: str, finished: Finished) -> tuple[list[int], list[float | 
     return [int(m) for m in seeds[0][0]], means
 
 
-def told(numbers: Sequence[int], gains: Sequence[float | None]) -> str:
+def gains_told(numbers: Sequence[int], gains: Sequence[float | None]) -> str:
     """The gains that decide a claim, as text."""
     words = ("not reached" if gain is None else f"{gain:.2f}" for gain in gains)
     return ", ".join(f"M = {m}: {word}" for m, word in zip(numbers, words, strict=True))
@@ -164,7 +167,7 @@ def growing(split: str) -> Callable[[Finished], tuple[bool, str]]:
     def holds(finished: Finished) -> tuple[bool, str]:
         numbers, gains = mean_gains(split, finished)
         known = [g for g in gains if g is not None]
-        return len(known) == len(gains) and all(a < b for a, b in pairwise(known)), told(numbers, gains)
+        return len(known) == len(gains) and all(a < b for a, b in pairwise(known)), gains_told(numbers, gains)
 
     return holds
 
@@ -185,7 +188,7 @@ def above_one(split: str) -> Callable[[Finished], tuple[bool, str]]:
 
     def holds(finished: Finished) -> tuple[bool, str]:
         numbers, gains = mean_gains(split, finished)
-        return all(g is not None and g > 1 for g in gains[1:]), told(numbers, gains)
+        return all(g is not None and g > 1 for g in gains[1:]), gains_told(numbers, gains)
 
     return holds
 

@@ -7,7 +7,8 @@ seeds; "quick" is a smaller version of the same tables and figures that takes mi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +88,14 @@ class Matrix:
 class Claim:
     """A statement of the paper, and a function that checks whether it holds for our runs.
 
-    `holds` is given, for each run, the folders of its finished seeds. It returns whether the claim holds, and the
-    numbers that decided it.
+    `holds` is given, for each run, the folders of the seeds that all runs of the claim have finished, in the same
+    order. It returns whether the claim holds (None: our values are level, so they decide nothing), and the numbers
+    that decided it.
     """
 
     text: str
     runs: tuple[PlannedRun, ...]
-    holds: Callable[[Sequence[Sequence[Path]]], tuple[bool, str]]
+    holds: Callable[[Sequence[Sequence[Path]]], tuple[bool | None, str]]
 
 
 @dataclass(frozen=True)
@@ -122,3 +124,27 @@ class Item:
         users = (*self.rows, *(curve for chart in self.charts for curve in chart.curves), *self.claims)
         found = {run.name: run for user in users for run in user.runs} | {m.run.name: m.run for m in self.matrices}
         return list(found.values())
+
+    def only(self, patterns: Sequence[str]) -> Item:
+        """The item with those rows, curves, matrices and claims whose runs all match one of the patterns.
+
+        A pattern is compared with the names of runs, METHOD-DATA-MODEL; `*` stands for any text.
+
+        Examples:
+            >>> runs = [PlannedRun(name, {}) for name in ("fedavg-mnist-mclr", "fedavg-fmnist-mclr")]
+            >>> item = Item("table1", "Two rows", rows=[Row((), (run,), lambda _: (None, None)) for run in runs])
+            >>> [run.name for run in item.only(["*-mnist-*"]).runs()]
+            ['fedavg-mnist-mclr']
+        """
+
+        def kept(runs: Sequence[PlannedRun]) -> bool:
+            return all(any(fnmatchcase(run.name, pattern) for pattern in patterns) for run in runs)
+
+        curves = [replace(chart, curves=[c for c in chart.curves if kept(c.runs)]) for chart in self.charts]
+        return replace(
+            self,
+            rows=[row for row in self.rows if kept(row.runs)],
+            charts=[chart for chart in curves if chart.curves],
+            matrices=[matrix for matrix in self.matrices if kept([matrix.run])],
+            claims=[claim for claim in self.claims if kept(claim.runs)],
+        )

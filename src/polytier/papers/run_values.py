@@ -11,7 +11,7 @@ from typing import Any
 
 from polytier.models.metrics import describe
 from polytier.papers.plan import Points, Reading
-from polytier.runs.read import RunRecord
+from polytier.papers.stored_runs import StoredRun, most_frequent_label, open_run
 
 
 def accuracy(model: str, of: str | None = None) -> Callable[[Sequence[Path]], Reading]:
@@ -23,7 +23,7 @@ def accuracy(model: str, of: str | None = None) -> Callable[[Sequence[Path]], Re
     """
 
     def read(folders: Sequence[Path]) -> Reading:
-        summary: Any = RunRecord(folders[0]).summary or {}
+        summary: Any = open_run(folders[0]).summary or {}
         summary = summary if of is None else summary["models"][of]
         best, chosen = (((summary.get(how) or {}).get(model) or {}).get("accuracy") for how in ("best", "chosen"))
         return percent(best), percent(chosen)
@@ -40,7 +40,7 @@ def by_round(model: str, split: str = "test", metric: str = "accuracy") -> Calla
     """The value of a metric after each evaluated round; fractions are in percent."""
 
     def read(folders: Sequence[Path]) -> Points:
-        records = [r for r in RunRecord(folders[0]).history if metric in r.get(model, {}).get(split, {})]
+        records = [r for r in open_run(folders[0]).history if metric in r.get(model, {}).get(split, {})]
         factor = describe(metric).factor
         return [r["round"] for r in records], [factor * r[model][split][metric] for r in records]
 
@@ -56,7 +56,7 @@ def last(read: Callable[[Sequence[Path]], Points], folders: Sequence[Path]) -> l
 def pooled(model: str, rounds: int | None = None) -> Callable[[Sequence[Path]], Reading]:
     """The test accuracy over the samples of all devices together in the best round, as some papers' code computes it.
 
-    The second value follows our protocol: the mean over devices in the round that is best on validation samples.
+    The second value is the same in the round whose mean accuracy over devices is best on validation samples.
 
     Args:
         model: "personal", "team" or "global".
@@ -64,11 +64,38 @@ def pooled(model: str, rounds: int | None = None) -> Callable[[Sequence[Path]], 
     """
 
     def read(folders: Sequence[Path]) -> Reading:
-        history = RunRecord(folders[0]).history
+        history = open_run(folders[0]).history
         records = [r[model] for r in history if model in r and r["round"] <= (rounds or r["round"])]
         best = max((r["test"]["accuracy_pooled"] for r in records), default=None)
         judged = [r for r in records if "validation" in r]
         chosen = max(judged, key=lambda r: r["validation"]["accuracy"]) if judged else None
-        return percent(best), percent(chosen and chosen["test"]["accuracy"])
+        return percent(best), percent(chosen and chosen["test"]["accuracy_pooled"])
+
+    return read
+
+
+def accuracy_after(model: str, rounds: int, metric: str = "accuracy_pooled") -> Callable[[Sequence[Path]], Reading]:
+    """The test accuracy in the last evaluated round up to `rounds`.
+
+    Args:
+        model: "personal", "team" or "global".
+        rounds: A number of rounds.
+        metric: "accuracy_pooled" for the samples of all devices together, "accuracy" for the mean over devices.
+    """
+
+    def read(folders: Sequence[Path]) -> Reading:
+        records = [r for r in open_run(folders[0]).history if model in r and r["round"] <= rounds]
+        return percent(records[-1][model]["test"][metric] if records else None), None
+
+    return read
+
+
+def most_frequent(how: str) -> Callable[[Sequence[Path]], Reading]:
+    """The accuracy of answering each device's most frequent label: "pooled", or the "mean" over devices."""
+
+    def read(folders: Sequence[Path]) -> Reading:
+        run = open_run(folders[0])
+        shares = run.most_frequent_label if isinstance(run, StoredRun) else most_frequent_label(run.devices)
+        return percent(shares.get(how)), None
 
     return read

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from polytier.papers.claims import ahead as first
 from polytier.papers.plan import Chart, Claim, Curve, Item, PlannedRun, Points, Row
-from polytier.papers.run_values import accuracy, by_round
+from polytier.papers.run_values import accuracy, accuracy_after, by_round
 from polytier.papers.sfedhp_figures import AHEAD, LAMBDAS, NONZEROS, SAVED, TABLE_I, TABLES, Place
-from polytier.papers.sfedhp_runs import METHODS, figure_others, figure_sfedhp, table_run
+from polytier.papers.sfedhp_runs import METHODS, NESTED, ROUNDS, figure_others, figure_sfedhp, table_run
 from polytier.papers.sfedhp_values import (
     Figure,
     ahead,
@@ -96,7 +97,8 @@ Runs = Mapping[str, PlannedRun]  # by the name of the curve
 def items(scale: str) -> list[Item]:
     """The tables and figures of sFedHP's paper."""
     quick = scale == "quick"
-    tables = (table_i(quick), *(table(place, quick) for place in TABLES), two_labels(quick))
+    equal = () if quick else (table_i_equal_steps(),)
+    tables = (table_i(quick), *equal, *(table(place, quick) for place in TABLES), two_labels(quick))
     return [*tables, figure_2(quick), figure_3(quick), figure_4(quick), figure_5(quick)]
 
 
@@ -132,6 +134,37 @@ def table_i(quick: bool) -> Item:
         reduced=f"{REDUCED}; CIFAR-10: {REDUCED_CIFAR}" if quick else "",
         notes=(*READ, LAMBDA),
     )
+
+
+def table_i_equal_steps() -> Item:
+    """Table I after equal numbers of gradients; at the full scale only."""
+    rows, claims = [], []
+    for place, methods in TABLE_I.items():
+        at = (NAMES[place[0]], str(place[1]))
+        reads = {method: accuracy_after("global", rounds_of(method), "accuracy") for method in methods}
+        runs = {method: table_run(method, place, quick=False) for method in methods}
+        rows += [Row((*at, METHODS[m][0], "global"), (runs[m],), read) for m, read in reads.items()]
+        *others, own = methods
+        order = [own, *others]
+        text = f"{at[0]}, setting {at[1]}: sFedHP's global model is above all others"
+        claims.append(first(text, [runs[m] for m in order], titles(order), [reads[m] for m in order]))
+    return Item(
+        "table-i-equal-steps",
+        "Table I after 4,000 gradients per device",
+        ("data", "setting", "method", "model"),
+        rows,
+        claims=claims,
+        notes=(
+            "The runs of Table I after the 4,000 gradients per device that FedAvg computes in 800 rounds: HierFAVG, "
+            "pFedMe and sFedHP in round 40, with 100 gradients per round instead of 5.",
+            LAMBDA,
+        ),
+    )
+
+
+def rounds_of(method: str) -> int:
+    """The round in which a device has computed 4,000 gradients."""
+    return ROUNDS // 20 if METHODS[method][1] in NESTED else ROUNDS
 
 
 def table(place: Place, quick: bool) -> Item:

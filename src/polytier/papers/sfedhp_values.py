@@ -5,24 +5,26 @@ The values are the bytes of one edge, the share of non-zeros and accuracies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
-from statistics import mean
+from statistics import fmean
 
+from polytier.papers.claims import each_above, first_above, told
 from polytier.papers.plan import Points, Reading
 from polytier.papers.run_values import accuracy, by_round, last
-from polytier.runs.read import RunRecord
+from polytier.papers.stored_runs import open_run
 
 Found = Sequence[Sequence[Path]]  # for each run of a claim, its folders, one per seed
-Holds = Callable[[Found], tuple[bool, str]]
-Figure = Callable[[Sequence[Path]], float]  # one number of a run, from the folders of its seeds
+Holds = Callable[[Found], tuple[bool | None, str]]
+Figure = Callable[[Path], float]  # one number of a run with one seed
+Choice = Callable[..., Sequence[float]]  # min or max
 
 
 def one_child(folder: Path, *ways: str) -> list[float]:
     """Bytes of each round between the server and one edge (flat methods: one device), averaged over all of them."""
     found = []
-    for record in RunRecord(folder).history:
+    for record in open_run(folder).history:
         link = next(name for name in record["bytes"] if name.startswith("server-"))
         children = record["participants"][link.removeprefix("server-")]
         found.append(sum(record["bytes"][link][way] for way in ways) / children)
@@ -41,7 +43,7 @@ def nonzeros(folders: Sequence[Path]) -> Points:
     It is computed from the bytes that the server sent in the next round: 64 bits per non-zero and 1 bit per parameter,
     or 64 bits per parameter for a dense message.
     """
-    summary = RunRecord(folders[0]).summary
+    summary = open_run(folders[0]).summary
     if summary is None:
         return [], []
     size = summary["parameters"]
@@ -61,62 +63,52 @@ def saved(folders: Sequence[Path]) -> Reading:
     return 100 * (1 - ours / theirs) if theirs else None, None
 
 
-# -- a figure of a run, over its seeds ----------------------------------------------------------------
+# -- a figure of a run ---------------------------------------------------------------------------------
 
 
 def best(model: str) -> Figure:
     """The accuracy in the best round on test samples, as in the paper."""
 
-    def figure(folders: Sequence[Path]) -> float:
-        return mean(value for value, _ in (accuracy(model)([folder]) for folder in folders) if value is not None)
+    def figure(folder: Path) -> float:
+        return accuracy(model)([folder])[0] or 0.0
 
     return figure
 
 
-def final(folders: Sequence[Path]) -> float:
+def final(folder: Path) -> float:
     """The accuracy of the global model in the last round."""
-    return mean(last(by_round("global"), folders))
+    return last(by_round("global"), [folder])[0]
 
 
-def sparsity(folders: Sequence[Path]) -> float:
+def sparsity(folder: Path) -> float:
     """The percentage of non-zeros at the end of the run."""
-    return mean(last(nonzeros, folders))
+    return last(nonzeros, [folder])[0]
 
 
-def speed(folders: Sequence[Path]) -> float:
+def speed(folder: Path) -> float:
     """The mean accuracy of the global model over the evaluated rounds, which is higher for a faster method."""
-    return mean(float(value) for folder in folders for value in by_round("global")([folder])[1] if value is not None)
+    return fmean(float(value) for value in by_round("global")([folder])[1] if value is not None)
 
 
 # -- conditions of claims -----------------------------------------------------------------------------
 
 
-def ahead(
-    figure: Figure,
-    names: Sequence[str],
-    firsts: int = 1,
-    margin: float = 0.0,
-    of: Callable[[Iterable[float]], float] = max,
-) -> Holds:
-    """Whether the best of the first runs (with of = min: each of them) is more than `margin` above all others."""
+def ahead(figure: Figure, names: Sequence[str], firsts: int = 1, margin: float = 0.0, of: Choice = max) -> Holds:
+    """Whether the best of the first runs (with of = min: the worst of them) is more than `margin` above all others."""
 
-    def holds(runs: Found) -> tuple[bool, str]:
-        values = [figure(folders) for folders in runs]
-        return of(values[:firsts]) - max(values[firsts:]) > margin, told(names, values)
+    def holds(runs: Found) -> tuple[bool | None, str]:
+        values = [[figure(folder) for folder in folders] for folders in runs]
+        own = [value - margin for value in of(values[:firsts], key=sum)]
+        return first_above([own, *values[firsts:]]), told(names, values)
 
     return holds
 
 
 def rising(figure: Figure, names: Sequence[str], sign: int = 1) -> Holds:
-    """Whether the value rises (with sign -1: falls) from each run to the next."""
+    """Whether the value rises (with sign -1: falls) from run to run: see `each_above`."""
 
-    def holds(runs: Found) -> tuple[bool, str]:
-        values = [figure(folders) for folders in runs]
-        return all(sign * (after - before) > 0 for before, after in pairwise(values)), told(names, values)
+    def holds(runs: Found) -> tuple[bool | None, str]:
+        values = [[figure(folder) for folder in folders] for folders in runs]
+        return each_above([[sign * value for value in own] for own in values]), told(names, values)
 
     return holds
-
-
-def told(names: Sequence[str], values: Sequence[float]) -> str:
-    """The values that decide a claim, as text."""
-    return "; ".join(f"{name}: {value:.2f}" for name, value in zip(names, values, strict=True))

@@ -19,13 +19,18 @@ from polytier.tree.collaboration import FILE
 
 Folders = Mapping[str, Mapping[int, Path]]
 AGREES, HIGHER, LOWER, INCOMPARABLE, MISSING = "agrees", "higher", "lower", "not comparable", "not run"
+HOLDS, FAILS, LEVEL, UNTESTED = "holds", "does not hold", "level", "not tested"
+STATES = {True: HOLDS, False: FAILS, None: LEVEL}
+CLAIM_TONES = {HOLDS: "good", FAILS: "bad", LEVEL: "", UNTESTED: "muted"}
 TONES = {AGREES: "good", HIGHER: "", LOWER: "bad", INCOMPARABLE: "muted", MISSING: "muted"}
 POINTS, FRAMES, CLIENTS = 300, 12, 100  # points of a curve; rounds and clients of a matrix
 RULE = (
     "Our value is the mean over seeds with its 95 % interval (Student's t). A row agrees if the two values differ "
     "by at most the item's margin, or by at most the square root of the sum of squares of our interval's half width "
     "and twice the paper's deviation; otherwise ours is higher or lower. Best: the best round on test data, as "
-    "papers report; chosen: the round that is best on validation data."
+    "papers report; chosen: the round that is best on validation data. A claim that one value is above another is "
+    "level if the 95 % interval of their difference, paired by seed, contains 0; with fewer than three seeds, if they "
+    "differ by no more than 0.5 points."
 )
 
 
@@ -71,10 +76,12 @@ def verdict(ours: dict[str, Any] | None, row: Row, margin: float) -> dict[str, A
 
 
 def judge_claim(claim: Claim, folders: Folders) -> dict[str, Any]:
-    """Whether a claim holds for the finished runs, and the values that decide it."""
-    own = [list(folders.get(run.name, {}).values()) for run in claim.runs]
-    holds, rests_on = claim.holds(own) if all(own) else (None, "")
-    return {"text": claim.text, "holds": holds, "rests_on": rests_on}
+    """The state of a claim with the seeds that all its runs have finished, and the values that decide it."""
+    seeds = by_seed(claim.runs, folders)
+    if not seeds:
+        return {"text": claim.text, "state": UNTESTED, "rests_on": "", "seeds": 0}
+    holds, rests_on = claim.holds(list(zip(*seeds.values(), strict=True)))
+    return {"text": claim.text, "state": STATES[holds], "rests_on": rests_on, "seeds": len(seeds)}
 
 
 def by_seed(runs: Sequence[PlannedRun], folders: Folders) -> dict[int, list[Path]]:
@@ -142,12 +149,10 @@ def number(mean: float | None, spread: float | None) -> str:
 
 def claim_table(item: Item, judged: Mapping[str, Any]) -> Table:
     """The table of an item's claims."""
-    words = {
-        True: Cell("holds", tone="good"),
-        False: Cell("does not hold", tone="bad"),
-        None: Cell(MISSING, tone="muted"),
-    }
-    rows = [[claim["text"], words[claim["holds"]], claim["rests_on"]] for claim in judged["claims"]]
+    rows = [
+        [claim["text"], Cell(claim["state"], tone=CLAIM_TONES[claim["state"]]), claim["rests_on"]]
+        for claim in judged["claims"]
+    ]
     return Table(f"Claims of the paper about {item.name}", ["in the paper", "here", "decided by"], rows)
 
 
@@ -194,8 +199,9 @@ def overview(judged: Sequence[Mapping[str, Any]]) -> Table:
     rows = []
     for item in judged:
         words = [row["best"]["verdict"] for row in item["rows"]]
-        holds = [claim["holds"] for claim in item["claims"]]
-        said = f"{holds.count(True)} of {len(holds) - holds.count(None)}" if len(holds) > holds.count(None) else ""
+        states = [claim["state"] for claim in item["claims"]]
+        tested = len(states) - states.count(UNTESTED)
+        said = f"{states.count(HOLDS)} of {tested}" if tested else ""
         counts = [Cell(str(words.count(word) or ""), words.count(word)) for word in TONES]
         rows.append([item["name"], item["title"], *counts, said])
     columns = ["item", "what", *TONES, "claims that hold"]

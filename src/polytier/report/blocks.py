@@ -150,6 +150,7 @@ class Heat:
     ends      | a short text at the end of each row
     x, unit   | the labels of the columns and of the values
     diverging | whether values above and below zero have different colours
+    zero      | whether the palest colour stands for 0; otherwise for the lowest value
     """
 
     title: str
@@ -161,6 +162,7 @@ class Heat:
     x: str = ""
     unit: str = ""
     diverging: bool = False
+    zero: bool = True
     note: str = ""
 
 

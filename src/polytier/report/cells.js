@@ -15,13 +15,13 @@ function rgb(name) {
 const brief = (value) => figure(value === null ? null : +value.toPrecision(3));
 
 // a colour for each of the levels 1 .. 255 between low and high; level 0 is no value
-function ramp(low, high, diverging) {
+function ramp(low, high, diverging, zero) {
   const stops = diverging ? [rgb("--less"), rgb("--zero"), rgb("--more")] : [rgb("--none"), rgb("--half"), rgb("--full")];
   const most = diverging ? Math.max(Math.abs(low), Math.abs(high)) || 1 : 1;
   const colours = [rgb("--void")];
   for (let level = 0; level < 255; level++) {
     const value = low + ((high - low) * level) / 254;
-    const floor = Math.min(0, low);
+    const floor = zero ? Math.min(0, low) : low;
     const share = diverging ? (value / most + 1) / 2 : (value - floor) / (high - floor || 1);
     const at = Math.max(0, Math.min(1, share)) * 2, part = at < 1 ? 0 : 1;
     colours.push(stops[part].map((from, k) => from + (stops[part + 1][k] - from) * (at - part)));
@@ -109,7 +109,7 @@ function heat(host, block) {
   const groups = groupsOf(block.groups), below = groups.length ? groups : groupsOf(block.columns);
   const named = below.length <= 12 && below.every((group) => (group.end - group.start) * step > wide(group.name) + 6);
   const edge = top + (rows - 1) * pitch + cell, height = edge + (named ? 22 : 4) + (block.x ? 16 : 0);
-  const colours = ramp(block.low, block.high, block.diverging);
+  const colours = ramp(block.low, block.high, block.diverging, block.zero);
   const every = Math.ceil(11 / pitch);
   const value = (row, column) => {
     const level = levels[row * columns + column];
@@ -148,7 +148,7 @@ function matrices(host, block, state) {
   const named = groups.length > 1 && groups.length <= 12;
   const left = named ? Math.max(...groups.map((group) => wide(group.name))) + 12 : 2, top = 18;
   const side = Math.min(520, Math.max(200, host.wide - left - 2)), cell = side / n;
-  const colours = ramp(block.low, block.high, false);
+  const colours = ramp(block.low, block.high, false, true);
   let levels = bytesOf(block.frames[state.frame][1]);
   const image = svg("image", { x: left, y: top, width: side, height: side, preserveAspectRatio: "none" });
   const drawing = svg("svg", { width: left + side + 2, height: top + side + 18, role: "img" }, image,

@@ -98,7 +98,7 @@ def strip(found: Mapping[str, Mapping[int, ByDevice]], local: str | None, seed: 
     text = f"A column is {each}, sorted by {by}, the worst first; seed {seed}."
     if not local:
         unit = metric.unit or metric.name
-        return Heat("Values of the devices", list(rows), columns, values, x="devices", unit=unit, note=text)
+        return Heat("Values of the devices", list(rows), columns, values, x="devices", unit=unit, zero=False, note=text)
     return Heat(
         "Who gains and who loses against Local",
         list(rows),

@@ -242,7 +242,8 @@ def heat(figure: Any, block: Heat, looks: dict[str, Any]) -> None:
     figure.set_size_inches(2 * WIDTH, min(6.0, 0.16 * len(block.rows) + 1.0))
     axis = figure.subplots()
     most = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 1.0
-    low, cmap = (-most, LinearSegmentedColormap.from_list("", DIVERGING)) if block.diverging else (0.0, "Blues")
+    least = 0.0 if block.zero or not np.isfinite(values).any() else float(np.nanmin(values))
+    low, cmap = (-most, LinearSegmentedColormap.from_list("", DIVERGING)) if block.diverging else (least, "Blues")
     image = axis.imshow(
         values, aspect="auto", cmap=cmap, vmin=low, vmax=most or 1.0, interpolation="nearest", rasterized=True
     )

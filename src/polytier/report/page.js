@@ -183,13 +183,14 @@ function devices(block, method) {
     return [(more > 0 ? "+" : "") + digits(more), more, more < 0 ? "bad" : ""];
   };
   const unit = block.unit ? `, ${block.unit}` : "", compared = block.local.length > 0;
-  const facts = block.facts.map(([name]) => name), first = 1 + facts.length;
+  const counted = ([, values]) => typeof values[0] === "number"; // numbers of samples come last: a phone shows the first columns
+  const names = block.facts.filter((fact) => !counted(fact)), counts = block.facts.filter(counted);
   return {
-    columns: ["device", ...facts, ...kinds.map(([kind]) => kind + unit), ...(compared ? [`${judge}: gain over Local${percent ? ", points" : unit}`] : [])],
-    rows: block.ids.map((id, k) => [[id, id],
-      ...block.facts.map(([, values]) => (typeof values[k] === "number" ? [values[k].toLocaleString("en"), values[k]] : [values[k], values[k]])),
-      ...kinds.map(([, values]) => cell(values[k])), ...(compared ? [gain(k)] : [])]),
-    sorted: [first + own, sign < 0],
+    columns: ["device", ...names.map(([name]) => name), ...kinds.map(([kind]) => kind + unit),
+      ...(compared ? [`${judge}: gain over Local${percent ? ", points" : unit}`] : []), ...counts.map(([name]) => name)],
+    rows: block.ids.map((id, k) => [[id, id], ...names.map(([, values]) => [values[k], values[k]]), ...kinds.map(([, values]) => cell(values[k])),
+      ...(compared ? [gain(k)] : []), ...counts.map(([, values]) => [values[k].toLocaleString("en"), values[k]])]),
+    sorted: [1 + names.length + own, sign < 0],
   };
 }
 

@@ -11,7 +11,7 @@ from typing import Any
 from polytier._text import counted, duration, size
 from polytier.files.write import write_text
 from polytier.models.metrics import MetricInfo
-from polytier.report import comparison, curves, device_charts, traffic_charts
+from polytier.report import comparison, curves, device_charts, network_nodes, traffic_charts
 from polytier.report.blocks import Cell, Heading, Matrices, Section, Table, Text
 from polytier.report.comparison import DONE, LOCAL, SHARE
 from polytier.report.finding import finding, of_groups, of_models
@@ -95,6 +95,8 @@ def blocks_of(study: Study) -> Iterator[Any]:
     if text := found.finding(study.metric):
         yield Text(text, leading=True)
     yield from map(Text, study.notes)
+    for variant in study.variants:
+        yield from network_nodes.nodes(variant.runs[0])
     yield summary_table(study, found)
     if study.finished and (models := models_table(study)).rows:
         yield models

@@ -15,6 +15,7 @@ from polytier.report.blocks import Text
 from polytier.report.grouping import below
 from polytier.report.page import POLICY, render
 from polytier.report.page_contents import page_of
+from polytier.runs.read_files import PRESENT
 
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost", "[::1]")  # what a browser on this machine calls it
@@ -27,7 +28,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-FILES = ("config.toml", "metrics.jsonl", "summary.json")  # summary.json is written after all other files
+FILES = ("config.toml", "metrics.jsonl", PRESENT, "summary.json")  # summary.json is written after all other files
 
 
 class Watched:

@@ -36,6 +36,7 @@ from polytier.models.losses import Loss, default_loss
 from polytier.models.metrics import Asked, Metric, resolve_metrics
 from polytier.models.trainable import Trainable
 from polytier.models.zoo import checked, make_model
+from polytier.runs.cached_features import with_features
 from polytier.runs.first_fields import scale_advice, with_first_fields
 from polytier.runs.make_data import make_data, make_topology
 from polytier.runs.methods import (
@@ -178,6 +179,7 @@ def assemble(
     check_device(spec.on)
     federations, specs = make_data(specs, one_each("federation", federation, methods))
     modules, losses = one_each("model", model, methods), one_each("loss", loss, methods)
+    federations = with_features(specs, federations, modules)
     if algorithm is None:
         ready = {"topology": topology, "participation": participation, "codec": codec, "upload": upload}
         for name, each in specs.items():
@@ -302,7 +304,7 @@ def make_context(
         if module is None:
             check_kinds(spec.model, federation, default=loss is None)
         made = module or make_model(
-            spec.model, tuple(federation.x.shape[1:]), federation.num_classes, spec.seed, tuple(federation.y.shape[1:])
+            spec.model, federation.population.shape, federation.num_classes, spec.seed, tuple(federation.y.shape[1:])
         )
         check_tokens(made, federation)
         tried = judged if (loss is not None or metrics is not None) and predicts_outputs(algorithm) else None
@@ -321,6 +323,7 @@ def make_context(
         for_nodes(participation, topology),
         seed=spec.seed,
         batch_size=spec.batch_size,
+        shuffle=spec.shuffle,
         absent=spec.absent,
         metrics=judged,
         ledger=Ledger(topology),
@@ -382,10 +385,11 @@ def make_objective(
         trainable=Trainable.parse(spec.train),
         seed=spec.seed,
         share=named,
+        boundary=None if federation.origin is None else federation.origin.boundary,
     )
     batches = Batches(federation, spec.seed, objective.dtype, spec.on, bool(objective.dropouts))
     samples = len(federation.x) > 0  # the server of a network has none: its job was checked on made-up ones
-    if samples:
+    if samples and objective.boundary is None:  # features were made after this check
         check_dropout(objective.module, batches.example())
     if tried is not None and samples:
         try_loss_and_metrics(objective, batches, tried)

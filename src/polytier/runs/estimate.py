@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import os
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,11 +23,12 @@ from polytier.method.context import Context
 from polytier.method.memory import Memory
 from polytier.runs.callbacks import IN_FILES, rows_bytes
 from polytier.runs.loop import Loop
-from polytier.stack.held import bytes_of_gradient
+from polytier.stack.held import bytes_per_sample, physical_memory
 from polytier.tree.participation import Participation
 from polytier.tree.topology import Topology
 
 TIMED = 3  # steps
+GAPS = 1.25  # freed memory between values that exist, as a factor
 PROCESS = 250 << 20  # bytes that Python, torch and this package take in every process
 
 
@@ -48,7 +47,7 @@ def memory_of(loop: Loop, context: Context) -> dict[str, int]:
     sample = min(sample, int(federation.samples.max()))
     batch = sample * federation.x[0].numel()
     group = context.batches.whole(federation.samples.argmax().reshape(1), "train", 1).groups[0]
-    values = bytes_of_gradient(context.objective, group.x[0], group.y[0]) * sample
+    values = int(GAPS * bytes_per_sample(context.objective, group.x[0], group.y[0])) * sample
     return {
         "data": federation.x.nbytes + federation.y.nbytes,
         "models": width * (context.objective.dimension * nodes + context.objective.frozen_size),
@@ -81,18 +80,6 @@ def check_memory(loop: Loop) -> None:
             )
 
 
-def physical_memory() -> int | None:
-    """Memory in bytes that this process may use; None if the system does not report it."""
-    try:
-        have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None
-    try:
-        return min(have, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):
-        return have
-
-
 def seconds_a_round(loop: Loop, workers: int) -> float | None:
     """Estimated seconds per round, from a few timed steps of a tile; None if the number of steps is unknown."""
     seconds = 0.0
@@ -121,7 +108,7 @@ def seconds_a_step(context: Context) -> float:
     rows = torch.arange(min(default_tile(context), len(context.batches.federation)))
     theta = context.objective.initial.to(context.objective.device).expand(len(rows), -1).clone()
     sizes = batch_sizes(context.batch_size, context.batches.federation.samples[rows], 0)
-    walk = context.batches.walk(rows, 0, 0, sizes)
+    walk = context.batches.walk(rows, 0, 0, sizes, shuffle=context.shuffle)
     context.objective.grad(theta, walk.next())  # traces the graph, which the run then uses
     started = time.perf_counter()
     for _ in range(TIMED):

@@ -151,7 +151,7 @@ def export_peft(run: Run, row: Tensor, target: Path) -> str:
         "base_model_name_or_path": path,
         "r": trainable.rank,
         "lora_alpha": trainable.alpha,
-        "lora_dropout": 0.0,
+        "lora_dropout": trainable.dropout,
         "bias": "none",
         "fan_in_fan_out": all(is_conv1d(layer.base) for layer in own.values()),
         "inference_mode": True,

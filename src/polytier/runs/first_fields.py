@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from polytier._terminal import silence
-from polytier.algorithms import Ditto, PerMFL, PFedMe, SFedHP
+from polytier.algorithms import CoBo, Ditto, PerMFL, PFedMe, SFedHP
 from polytier.data.build import is_npz
 from polytier.data.federation import Federation, split_by_shares
 from polytier.data.pack import is_stored
@@ -117,9 +117,10 @@ def is_own(spec: RunSpec) -> bool:
 
 
 def free_fields(kind: type[Algorithm]) -> list[str]:
-    """The fields of a method that may be chosen: steps of devices, then pulls."""
+    """The fields of a method that may be chosen: steps of devices, then pulls, then the step of CoBo's weights."""
     known = [each.name for each in dataclasses.fields(kind) if each.metadata and isinstance(each.default, float)]
-    return [name for name in STEPS if name in known] + [name for name in known if name.endswith("_pull")]
+    more = [name for name in known if name.endswith("_pull")] + [name for name in known if name == "weight_lr"]
+    return [name for name in STEPS if name in known] + more
 
 
 def scale_advice(federation: Federation) -> list[str]:
@@ -211,6 +212,9 @@ class Search:
         pulls = next((own for base, own in PULLS.items() if issubclass(kind, base)), {})
         if smoothness:
             known |= dict.fromkeys(STEPS, 1 / smoothness) | {name: c * smoothness for name, c in pulls.items()}
+        if smoothness and issubclass(kind, CoBo):  # a client has n - 1 pulls; a pair is compared in 1 of n rounds
+            n = len(self.federation)
+            known |= {"device_pull": 0.25 * smoothness / n, "weight_lr": 0.2 * n / smoothness}
         return {name: rounded(known[name]) for name in self.free}
 
     def complete(self, point: Mapping[str, float]) -> dict[str, Any]:
@@ -247,12 +251,18 @@ class Search:
         return value if value is not None and isfinite(value) else inf
 
     def best(self) -> dict[str, float]:
-        """The best candidate: all steps together, then each pull, then each step but that of `device_lr`."""
+        """The best candidate: all steps together, then each pull from the top, then each step but that of `device_lr`.
+
+        CoBo's pull and the step of its weights stay as they start: what they are worth shows after more rounds.
+        """
         point = self.start
         if self.no_search:
             return point
         steps = [name for name in self.free if name in STEPS]
-        pulls = [(name,) for name in self.free if name not in STEPS]
+        # a team that is held to the others is no better a centre for its devices, whatever their pull
+        pulls = [(name,) for name in reversed(self.free) if name not in STEPS]
+        if issubclass(method_class(self.spec.algorithm), CoBo):
+            pulls = []
         for names in (tuple(steps), *pulls, *((name,) for name in steps[1:])):
             point = climb(self.score, point, names) if names else point
         return point

@@ -11,6 +11,7 @@ The keys of a run, and a table:
     team_deadline = 600.0    # seconds for an answer of a team
     quorum = 0.5             # share of the nodes asked that have to answer, at least one
     wait = 0.0               # seconds to wait for the whole roster at the start; 0: until everybody is there
+    relay = false            # methods without teams: devices dial their teams, which pass everything on
 
     [network.teams]          # the roster: teams with their devices, or with further teams; or devices = [...]
     north = ["ann", "bob"]
@@ -23,7 +24,8 @@ The keys of a run, and a table:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,7 @@ KEYS = {
     "team_deadline": 600.0,
     "quorum": 0.5,
     "wait": 0.0,
+    "relay": False,
     "teams": {},
     "devices": [],
     "gateways": {},
@@ -97,11 +100,13 @@ class Job:
         spec: The settings of the run.
         network: The table [network], complete.
         roster: The tree of everybody who may take part.
+        scaling: Mean and spread of the inputs, as lists; None if inputs are used as they are, or not yet known.
     """
 
     spec: RunSpec
     network: dict[str, Any]
     roster: Topology
+    scaling: list[Any] | None = None
 
     @property
     def tree(self) -> Topology:
@@ -109,6 +114,22 @@ class Job:
         parts = list((self.method().parts() or {"": self.method()}).values())
         flat = self.roster.num_tiers > 2 and all(part.tiers == 2 for part in parts)
         return in_federation_order(self.roster.flat() if flat else self.roster)
+
+    @property
+    def relayed(self) -> bool:
+        """Whether the teams of the roster pass on the messages of a method that has no teams."""
+        return self.network["relay"] and self.roster.num_tiers > 2 and self.tree.num_tiers == 2
+
+    @property
+    def standardized(self) -> bool:
+        """Whether inputs are scaled to mean 0 and standard deviation 1 over the training samples of all devices."""
+        return self.spec.standardize
+
+    @property
+    def features(self) -> tuple[int, int]:
+        """The number of channels or features that are scaled, and the number of values of each in one sample."""
+        first, *rest = self.network["shape"]
+        return first, prod(rest)
 
     @property
     def patience(self) -> Patience:
@@ -124,7 +145,7 @@ class Job:
             teams = np.empty(len(devices), dtype=tree.names[-2].dtype)
             teams[place] = tree.names[-2][tree.parents[-1].numpy()]
         classes, image = self.network["classes"], self.network["dtype"] == "uint8"
-        return Population(
+        population = Population(
             ids=devices,
             counts=torch.tensor([list(counts[str(name)]) for name in devices], dtype=torch.int64),
             shape=tuple(self.network["shape"]),
@@ -134,6 +155,15 @@ class Job:
             team=teams,
             scale=torch.tensor(1 / 255) if image else None,
         )
+        scaled = self.rescaled(without_samples(population))
+        return replace(population, scale=scaled.scale, shift=scaled.shift)
+
+    def rescaled(self, federation: Federation) -> Federation:
+        """Data as a model sees them with the scaling of this job."""
+        if self.scaling is None:
+            return federation
+        mean, spread = (torch.tensor(values, dtype=torch.float64) for values in self.scaling)
+        return federation.rescaled(mean, spread)
 
     def federation(self, name: str, path: Path) -> Federation:
         """The samples of one device, from an .npz file with x, y and optionally split.
@@ -169,8 +199,16 @@ class Job:
     def values(self) -> dict[str, Any]:
         """The job as values that JSON can hold, for the nodes below; without the roster."""
         kept = {key: value for key, value in self.network.items() if key not in ("teams", "devices")}
-        settings = {k: v for k, v in self.spec.values().items() if v is not None}
-        return {"spec": {**settings, "split": self.spec.split}, "network": kept}
+        settings = {k: v for k, v in self.spec.values().items() if v is not None} | self.about_data
+        plain, defaults = RunSpec().model_dump(), []  # a node of another version may not know all of them
+        for table, known in ((settings, plain), (kept, KEYS)):
+            defaults += [key for key, value in table.items() if value == known.get(key)]
+        return {"spec": settings, "network": kept, "defaults": defaults}
+
+    @property
+    def about_data(self) -> dict[str, Any]:
+        """The settings about the data that nodes need; `RunSpec.values` leaves them out."""
+        return {"split": self.spec.split, "standardize": self.spec.standardize}
 
     def method(self) -> Algorithm:
         """The method of the job."""
@@ -211,9 +249,17 @@ def job_of_parent(values: Any, tree: Topology) -> Job:
     """
     if not isinstance(values, dict) or not all(isinstance(values.get(key), dict) for key in ("spec", "network")):
         raise ValueError("the parent describes no job")
-    network = {**KEYS, **values["network"]}
+    plain = values.get("defaults", [])
+    network, spec = (
+        {key: value for key, value in values[table].items() if key in known or key not in plain}
+        for table, known in (("network", KEYS), ("spec", RunSpec.model_fields))
+    )
+    for key in network:
+        if key not in KEYS:
+            raise unknown("key of [network] in this version of polytier", key, list(KEYS))
+    network = {**KEYS, **network}
     check_network(network, "the job of the parent")
-    job = Job(check_spec({**values["spec"], "data": PYTHON}), network, tree)
+    job = Job(check_spec({**spec, "data": PYTHON}), network, tree)
     check_method(job, "the job of the parent")
     return job
 
@@ -264,6 +310,7 @@ def check_network(network: Mapping[str, Any], where: str) -> None:
         "team_deadline": (number(0.001, 1e7), "seconds, above 0"),
         "quorum": (number(0, 1), "a share from 0 to 1"),
         "wait": (number(0, 1e7), "seconds; 0: until everybody is there"),
+        "relay": (lambda v: type(v) is bool, "true or false"),
     }
     for key, (fits, allowed) in rules.items():
         if not fits(network[key]):
@@ -324,8 +371,10 @@ def check_method(job: Job, where: str) -> None:
     for rule in RULES:
         if isinstance(getattr(spec, rule), str) and getattr(spec, rule).startswith(("table:", "schedule:")):
             raise ValueError(f"{where}: {rule} is a file, which the nodes do not have; give a fraction or count:N")
-    if spec.standardize:
-        raise ValueError(f"{where}: standardize needs all data in one place; scale the inputs of every device alike")
+    if any(each.standardize != spec.standardize for each in model_specs(spec).values()):
+        raise ValueError(f"{where}: all models see the same inputs over a network; give standardize once, for all")
+    if spec.standardize and job.network["dtype"] == "int64":
+        raise ValueError(f"{where}: tokens cannot be standardised; leave standardize out")
     parts = list((method.parts() or {"": method}).values())
     if isinstance(method, MultiModel) and len({part.tiers == 2 for part in parts}) > 1 and job.roster.num_tiers > 2:
         raise ValueError(f"{where}: models on trees of different depth cannot be trained over a network; use devices")
@@ -370,6 +419,6 @@ def settle(path: Path) -> Job:
     finally:
         assembly.close()
     computed = ("data", "workers", "tile", "engine", "on")
-    values = {k: v for k, v in settled.spec.values().items() if k not in computed} | {"split": job.spec.split}
+    values = {k: v for k, v in settled.spec.values().items() if k not in computed} | job.about_data
     write_text(path, to_toml({**values, "network": {k: v for k, v in job.network.items() if v not in ({}, [])}}))
     return read_job(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import sha256
@@ -15,16 +16,19 @@ from torch import Tensor
 
 from polytier._errors import Stopped
 from polytier.data.federation import Federation
+from polytier.data.moments import Moments, moments_of
 from polytier.engines.exchange import Exchange
 from polytier.engines.network.contents import Limits, as_tensor, from_tensor
+from polytier.engines.network.health import Vitals, answering
 from polytier.engines.network.keys import certificate_name
 from polytier.engines.network.links import LinkHub
 from polytier.engines.network.message import Message, Refused
 from polytier.engines.network.node import Node
 from polytier.engines.network.parent import Parent
+from polytier.engines.network.relay import Relay
 from polytier.engines.network.transport import open_hub, open_uplink
 from polytier.engines.network.versions import NodeMemory, Versions
-from polytier.engines.network.world import read_tree, without_samples
+from polytier.engines.network.world import places, read_tree, without_samples
 from polytier.files.lock import FolderLock
 from polytier.files.write import make_folder, write_bytes
 from polytier.messages.ledger import Ledger
@@ -34,7 +38,8 @@ from polytier.method.execute import execute
 from polytier.models.trainable import digest
 from polytier.runs.admission import Admission, hello, own_address
 from polytier.runs.job import Job, check_code_names, job_of_parent
-from polytier.runs.serve import PROGRAMS, await_children, gather
+from polytier.runs.node_versions import warn_of_bits
+from polytier.runs.serve import PROGRAMS, SCALING, await_children, gather
 from polytier.runs.write_tensors import pieces
 from polytier.tree.topology import Topology
 
@@ -58,6 +63,7 @@ class Child:
         make_folder(state)
         self._lock = FolderLock(state)
         self.uplink = open_uplink(parent, keys, hello(names), LARGEST)
+        self.vitals = Vitals(certificate_name(keys), linked=lambda: self.uplink.linked)
         self.job: Job | None = None
         self.limits = Limits()
         self.nodes: dict[str, Node] = {}
@@ -77,11 +83,12 @@ class Child:
                 if came is None:
                     self.over = str(self.uplink.ended)
                     return self.over
-                self._asked = came
+                self._asked, started = came, time.monotonic()
                 try:
                     answer = self._answer(came[1])
                     if answer is not None:
                         self.uplink.answer(came[0], answer)
+                    self._note(came[1], time.monotonic() - started)
                 except Refused as error:
                     self.uplink.cut(str(error))
         finally:
@@ -91,6 +98,13 @@ class Child:
 
     def close(self) -> None:
         """End what a subclass has started."""
+
+    def _note(self, message: Message, seconds: float) -> None:
+        """Say in /metrics what was answered."""
+        vitals, traffic = self.vitals, self.vitals.traffic
+        if message.kind == "call":
+            vitals.round, vitals.seconds, vitals.saved = message.whole("round") + 1, seconds, time.time()
+        traffic[self.uplink.parent, "down"], traffic[self.uplink.parent, "up"] = self.uplink.received, self.uplink.sent
 
     def is_old(self) -> bool:
         """Whether the message that is being answered no longer counts."""
@@ -110,16 +124,22 @@ class Child:
         trees = {name: read_tree(about["trees"][name]) for name in self.names}
         self.job = job_of_parent(about, next(iter(trees.values())))
         check_code_names(self.job, self.trust)
+        warn_of_bits(f"the parent at {self.uplink.parent}", about.get("versions", {}))
         self.limits = Limits.of(about["limits"])
         counts = self.counts(self.job, trees, about["counts"])
-        return None if counts is None else Message("ready", {}, {"counts": as_tensor(counts)})
+        if counts is None:
+            return None
+        tensors = {"counts": as_tensor(counts)}
+        if self.job.standardized and not about["counts"]:
+            tensors["moments"] = torch.stack([torch.stack(found[1:]) for found in self.moments(counts)])
+        return Message("ready", {}, tensors)
 
     def _enter(self, about: Any) -> Message:
         """Make the nodes of this process, unless they are there already."""
         text = sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
         if text != self._world:
             assert self.job is not None
-            self.build(self.job, about)
+            self.build(replace(self.job, scaling=about.get(SCALING)), about)
             self._world = text
         self.gathered()
         return Message("ready", {})
@@ -132,6 +152,10 @@ class Child:
             trees: The part of the roster of each node of this process.
             known: What was counted when the run started; empty before that.
         """
+        raise NotImplementedError
+
+    def moments(self, counts: dict[str, list[int]]) -> list[Moments]:
+        """Mean and spread of the samples of each node of this process, of the devices in `counts`."""
         raise NotImplementedError
 
     def build(self, job: Job, about: Any) -> None:
@@ -204,13 +228,17 @@ class Devices(Child):
             for name, federation in self.federations.items()
         }
 
+    def moments(self, counts: dict[str, list[int]]) -> list[Moments]:
+        return [moments_of(self.federations[name]) for name in self.names]
+
     def build(self, job: Job, about: Any) -> None:
         trees = {name: read_tree(about["nodes"][name]["tree"]) for name in self.names}
+        federations = {name: job.rescaled(federation) for name, federation in self.federations.items()}
         first = self.names[0]
-        assembly = job.assemble(trees[first], self.federations[first])
+        assembly = job.assemble(trees[first], federations[first])
         exchange = Exchange(assembly.codec, assembly.upload)
         for name, tree in trees.items():
-            context = world_context(assembly.context, tree, self.federations[name])
+            context = world_context(assembly.context, tree, federations[name])
             self.nodes[name] = self.make_node(name, context, exchange, about)
         warm_up(self.nodes[first], self.limits)
 
@@ -250,13 +278,29 @@ class Team(Child):
         self.hub: LinkHub | None = None
         super().__init__(parent, keys, state, [name], trust)
 
+    def _welcome(self, about: Any) -> Message | None:
+        """As every child; or pass on what devices say from now on, if the method has no teams."""
+        if about.get("relay") is not True:
+            return super()._welcome(about)
+        if self.hub is None:
+            if "://" in self.listen + self.uplink.parent:
+                raise ValueError("a broker passes messages on by itself: let the devices name the server as parent")
+            self.hub = Relay(self.listen, self.keys, self.uplink.parent, about["largest"], LARGEST)
+            self.vitals.children, self.vitals.present, self.vitals.traffic = True, self.hub.present, self.hub.traffic
+            self.started(self.hub.address)
+        return None
+
     def counts(self, job: Job, trees: dict[str, Topology], known: Any) -> dict[str, list[int]] | None:
         (tree,) = trees.values()
         tier = tree.tier_names.index(self.names[0].partition("/")[0])
         if self.gate is None:
             self.gate = Admission(job, tree, tier, self.limits)
             self.hub = open_hub(self.listen, self.keys, self.gate)
+            vitals, vitals.children, vitals.expected = self.vitals, True, len(self.gate.children)
+            vitals.present, vitals.traffic = self.hub.present, self.hub.traffic
             self.started(self.hub.address)
+        self.gate.job = job
+        self.gate.change(tree)
         if known:
             self.gate.counts = known
             return known
@@ -265,6 +309,10 @@ class Team(Child):
         except Stopped:
             return None
         return self.gate.counts
+
+    def moments(self, counts: dict[str, list[int]]) -> list[Moments]:
+        assert self.gate is not None
+        return [self.gate.all_moments(counts)]
 
     def _gone(self) -> bool:
         """Whether the parent has gone."""
@@ -284,10 +332,15 @@ class Team(Child):
         parent = Parent(context, exchange, tier, hub, newer=self.is_old, **settings)
         for part in (context, *context.parts):
             part.engine = parent
+        self.vitals.expected = tree.size(self.gate.tier + 1)
         self.nodes = {self.names[0]: self.make_node(self.names[0], context, exchange, about, parent)}
         self.gate.counts = {**self.gate.counts, **world["counts"]}
-        self.gate.settle(tree, {"run": about["run"], "initial": about["initial"]})
+        late = {name: count for name, count in self.gate.newcomers.items() if name not in world["counts"]}
+        self.gate.newcomers = parent.newcomers = late
+        self.gate.settle(tree, {key: about.get(key) for key in ("run", "initial", SCALING)})
         hub.send_worlds()
+        for name in set(hub.present()) - set(places(tree, self.gate.tier + 1)):
+            hub.forget(hub.link_of(name) or name, "it is no longer in the roster")
 
     def gathered(self) -> None:
         assert self.gate is not None
@@ -303,14 +356,25 @@ class Team(Child):
 
 
 def run_team(
-    name: str, parent: str, listen: str, keys: Path, state: Path, started: Callable[[str], None], trust: bool = False
+    name: str,
+    parent: str,
+    listen: str,
+    keys: Path,
+    state: Path,
+    started: Callable[[str], None],
+    trust: bool = False,
+    health: str | None = None,
 ) -> str:
-    """Run a team until its parent says that the run is over; returns what it said."""
+    """Run a team until its parent says that the run is over; returns what it said. `health`: see `run_server`."""
     address = own_address(certificate_name(keys), ("team",), name)
-    return Team(parent, keys, state, address, listen, started, trust).run()
+    team = Team(parent, keys, state, address, listen, started, trust)
+    with answering(health, team.vitals):
+        return team.run()
 
 
-def run_devices(parent: str, keys: Path, state: Path, data: Mapping[str, Path], trust: bool = False) -> str:
+def run_devices(
+    parent: str, keys: Path, state: Path, data: Mapping[str, Path], trust: bool = False, health: str | None = None
+) -> str:
     """Run one device, or several behind a gateway, until the run is over; returns what the parent said.
 
     Args:
@@ -319,8 +383,11 @@ def run_devices(parent: str, keys: Path, state: Path, data: Mapping[str, Path], 
         state: Folder for rows and models.
         data: The .npz file of each device, by name.
         trust: Whether the job may name code to import.
+        health: HOST:PORT for /healthz and /metrics.
     """
     for path in data.values():
         if not path.is_file():
             raise ValueError(f"there is no file {path}; give the .npz file of the device")
-    return Devices(parent, keys, state, {f"device/{name}": path for name, path in data.items()}, trust).run()
+    devices = Devices(parent, keys, state, {f"device/{name}": path for name, path in data.items()}, trust)
+    with answering(health, devices.vitals):
+        return devices.run()

@@ -151,6 +151,7 @@ def load_model(
         (Participation(),) * topology.num_tiers,
         seed=spec.seed,
         batch_size=spec.batch_size,
+        shuffle=spec.shuffle,
         absent=spec.absent,
         device_steps=snapshot.facts_of(facts, name)["device_steps"],
         metrics=names_of_metrics,

@@ -232,6 +232,7 @@ class Loop:
         self.history: list[dict[str, Any]] = []
         self.evaluations: dict[str, Evaluation] = {}
         self.collaboration: dict[int, Collaboration] = {}
+        self.notes: dict[str, Any] = {}  # further facts for checkpoints
         self._watch = DivergenceWatch()
         self._saved: Any = (
             None  # a snapshot in case worker processes end; the next line: when it was taken and the seconds it took

@@ -20,6 +20,7 @@ from polytier.runs.read_files import (
     is_abandoned,
     read_config,
     read_devices,
+    read_network,
     read_rounds,
     read_state,
     read_summary,
@@ -86,6 +87,11 @@ class RunRecord:
         """topology.json: for each tier its name, the nodes' ids and their parents, the server first."""
         there = (self.folder / "topology.json").exists() or self.state["format"] >= FORMAT
         return read_tiers(self.folder) if there else []
+
+    @cached_property
+    def network(self) -> Record | None:
+        """present.json and absences.csv: who is there, and who was absent; None unless it is a run over a network."""
+        return read_network(self.folder)
 
     @cached_property
     def state(self) -> Record:

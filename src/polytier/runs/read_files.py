@@ -20,6 +20,7 @@ log = logging.getLogger("polytier")
 # The format of a run folder. 1: version 0.1, without state.json; 2: without digests; 3: every file can be checked
 FORMAT = 3
 STATE, SUMMARY = "state.json", "summary.json"
+PRESENT, ABSENCES = "present.json", "absences.csv"  # of a run over a network
 CHECKPOINTS, STORE = "checkpoints", "store"  # folders: checkpoints, and rows that are too large for them
 STATES = RUNNING, DONE, STOPPED, DIVERGED = "running", "done", "stopped", "diverged"
 KINDS = ("personal", "team", "global")  # kinds of models that a run may have
@@ -245,6 +246,25 @@ def read_lines(folder: Path) -> tuple[list[Record], bool]:
             text = f"line {number} of {path} is damaged: {error}, or {folder / STATE} is of another run"
             raise Damaged(f"{text}; {repair(folder)}") from None
     return history, True
+
+
+def read_network(folder: Path) -> Record | None:
+    """Who is there in a run over a network, and who was absent; None if it is not one.
+
+    Returns:
+        present: the addresses (TIER/NAME) of the nodes that are there; bytes: down and up by address, if known;
+        absences: the lines of absences.csv.
+    """
+    if not (folder / PRESENT).is_file():
+        return None
+    about, path = read_json(folder / PRESENT), folder / ABSENCES
+    try:
+        lines = csv.DictReader(io.StringIO(read_bytes(path).decode(), newline="")) if path.exists() else ()
+        absences = [{**line, "round": int(line["round"])} for line in lines]
+        present = {str(name) for name in about.get("below", about["present"])}
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise Damaged(f"{path} or {PRESENT} cannot be read: {error}; {repair(folder)}") from None
+    return {"present": present, "bytes": about.get("bytes", {}), "absences": absences}
 
 
 def read_devices(folder: Path) -> dict[str, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from polytier.runs.callbacks import RunFolder
 from polytier.runs.folder import check_free
 from polytier.runs.job import Job, make_job
 from polytier.runs.loop import Loop
-from polytier.runs.read_files import STATE, read_config
-from polytier.runs.serve import JOB, NETWORK, PRESENT
+from polytier.runs.read_files import PRESENT, STATE, read_config
+from polytier.runs.roster import FILE as CHANGES
+from polytier.runs.roster import moved, read_changes, stages
+from polytier.runs.serve import JOB, NETWORK, SCALING
 
 
 def read_status(folder: Path) -> dict[str, Any]:
@@ -47,7 +50,8 @@ def job_of_folder(folder: Path) -> Job:
     """The job of a network run."""
     about = read_json(folder / NETWORK)
     config = {key: value for key, value in read_config(folder).items() if key != "versions"}
-    return make_job({**about[JOB]["spec"], **config}, about[JOB]["network"], str(folder / NETWORK))
+    job = make_job({**about[JOB]["spec"], **config}, about[JOB]["network"], str(folder / NETWORK))
+    return replace(job, scaling=about.get(SCALING))
 
 
 def replay_run(folder: Path, data: Path, out: Path) -> None:
@@ -63,12 +67,19 @@ def replay_run(folder: Path, data: Path, out: Path) -> None:
     """
     check_free(out)
     job, about = job_of_folder(folder), read_json(folder / NETWORK)
-    tree = those_counted(job.tree, about["counts"])
-    federation = pooled(job, data, [str(name) for name in np.sort(tree.names[-1])], about["counts"])
-    absences = read_absences(folder / FILE)
+    absences, changed = read_absences(folder / FILE), read_changes(folder / CHANGES)
     rounds = read_json(folder / STATE)["round"]
-    with Loop(job.assemble(tree, federation, partial(Replayed, absences=absences))) as loop:
-        loop.run(rounds, [RunFolder(out)])
+    saved: Any = None
+    for until, there in stages(about.get("first", about["counts"]), changed, rounds):
+        tree = those_counted(job.tree, dict.fromkeys(there))
+        federation = pooled(job, data, sorted(there), about["counts"])
+        with Loop(job.assemble(tree, federation, partial(Replayed, absences=absences))) as loop:
+            if saved is not None:
+                tensors, facts, before = saved
+                loop.restore(moved(tensors, before, tree), facts)
+            writers = [RunFolder(out)] if until == rounds else []
+            loop.run(rounds, writers, lambda loop=loop, until=until: loop.round >= until)
+            saved = *loop.snapshot(), tree
 
 
 def pooled(job: Job, folder: Path, names: list[str], counts: dict[str, list[int]]) -> Federation:
@@ -78,10 +89,11 @@ def pooled(job: Job, folder: Path, names: list[str], counts: dict[str, list[int]
         if part.population.counts[0].tolist() != counts[name]:
             raise ValueError(f"{folder / name}.npz has other numbers of samples than in the run; give the same data")
     split = [np.repeat(np.arange(3), part.population.counts[0].numpy()) for part in parts]
-    return Federation.from_arrays(
+    federation = Federation.from_arrays(
         torch.cat([part.x for part in parts]),
         torch.cat([part.y for part in parts]),
         np.concatenate([np.full(len(part.x), name) for name, part in zip(names, parts, strict=True)]),
         split=np.concatenate(split),
         num_classes=job.network["classes"] or None,
     )
+    return job.rescaled(federation)

@@ -29,6 +29,7 @@ from polytier.runs.evaluate import (
     statistics_by_kind,
 )
 from polytier.runs.spec import RunSpec
+from polytier.stack.kept_features import features_of
 from polytier.stack.rows import Rows
 from polytier.tree.topology import Topology
 
@@ -310,6 +311,8 @@ class Run:
         known, objective = self.context.population, self.context.objective
         newcomer = replace(newcomer, num_classes=known.num_classes, scale=known.scale, shift=known.shift)
         topology = Topology.build(newcomer.ids)
+        if objective.boundary is not None:
+            newcomer = features_of(newcomer, objective)
         sent = None
         if self.team is not None:
             if team is None:

@@ -70,7 +70,7 @@ def check_tokens(module: nn.Module, federation: Federation) -> None:
     """
     if not federation.is_tokens:
         return
-    length, tokens = federation.x.shape[1], federation.num_classes or 0
+    length, tokens = federation.population.shape[0], federation.num_classes or 0
     longest, known = getattr(module, "context", None), getattr(module, "vocabulary", None)
     if isinstance(longest, int) and length > longest:
         raise ValueError(

@@ -43,7 +43,8 @@ Facts = dict[str, Any]
 
 def take(loop: Loop) -> tuple[Tensors, Facts]:
     """Everything that a run needs to continue, except rows that are stored in files."""
-    return content(loop, loop.round, loop.collaboration, loop.assembly.objects)
+    tensors, facts = content(loop, loop.round, loop.collaboration, loop.assembly.objects)
+    return tensors, {**facts, **loop.notes}
 
 
 def of_run(run: Run) -> tuple[Tensors, Facts]:

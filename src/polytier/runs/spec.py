@@ -167,6 +167,9 @@ class RunSpec(BaseModel):
     )
     rounds: int = setting(100, "rounds of the server", "training", ge=1, le=MOST)
     batch_size: int | str = setting(32, "samples per mini-batch, or grow:A/(B+t)", "training", per_model=True)
+    shuffle: bool = setting(
+        True, "make new mini-batches of shuffled samples in every epoch; otherwise they stay the same", "training"
+    )
     seed: int = setting(0, "every random draw follows from it", "training", ge=0, lt=1 << 63)
     eval_every: int = setting(1, "rounds from one evaluation to the next", "training", ge=1, le=MOST)
     codec: str | None = setting(
@@ -226,6 +229,13 @@ class RunSpec(BaseModel):
         "how stacks of models are computed: stacked, single or eager",
         "compute",
         shown="found by a check at the start",
+        per_model=True,
+    )
+    cache_features: bool = setting(
+        False,
+        "compute the outputs of frozen layers once and keep them in place of samples (with --train head, ...)",
+        "compute",
+        shown="no",
         per_model=True,
     )
     out: str | None = setting(None, "the run folder", "compute", shown="runs/ALGORITHM-DATA-SEED-N")

@@ -29,6 +29,7 @@ from polytier.models.losses import Loss, cross_entropy
 from polytier.models.trainable import Trainable, digest
 from polytier.stack.batch_norm import replace_batch_norms
 from polytier.stack.dropout import key_dropouts
+from polytier.stack.features import Boundary
 from polytier.stack.gradient import grad
 from polytier.stack.rows import LINE, aligned
 from polytier.stack.tracing import trace
@@ -52,7 +53,9 @@ class Objective:
         batching: "stacked", "single" or "eager", see above.
         trainable: which parameters train.
         seed: determines the first values of parameters that `trainable` adds.
-        share: whether frozen parameters use the memory of those of `module`, which must then not be changed.
+        share: whether frozen parameters use the memory of those of `module`, which must then not be changed (its
+            parameters may be moved to other addresses).
+        boundary: if it is given, inputs are features, and only the layers after this boundary are computed.
 
     Attributes:
         names: names of the parameters that train, in the order of the row.
@@ -92,7 +95,11 @@ class Objective:
         trainable: Trainable = ALL,
         seed: int = 0,
         share: bool = False,
+        boundary: Boundary | None = None,
     ) -> None:
+        self.boundary = boundary
+        for parameter in module.parameters() if share else ():
+            parameter.data = at_line(parameter.data)
         self.module = trainable.apply(module, seed, share).to(device=device, dtype=dtype)
         self.sample_loss, self.l2, self.dtype, self.batching = loss, l2, dtype, batching
         self.device, self.trainable = torch.device(device), trainable
@@ -160,8 +167,7 @@ class Objective:
         """
         for name, parameter in self.frozen.items():
             values = from_file(*self._files[name]) if name in self._files else parameter.data
-            values = values.to(self.device).contiguous()
-            parameter.data = values.clone() if values.data_ptr() % LINE else values
+            parameter.data = at_line(values.to(self.device))
 
     def __copy__(self) -> Objective:
         """A copy that shares the module; graphs are traced again."""
@@ -199,7 +205,10 @@ class Objective:
             layer.mask = self._mask
         try:
             values = {**self.parameters(row), **self.statistics(self._statistics), **self._expanded}
-            return functional_call(self.module, values, (inputs,))
+            if self.boundary is None:
+                return functional_call(self.module, values, (inputs,))
+            rest = self.boundary.rest(self.module)
+            return functional_call(rest, self.boundary.own(values, rest), (inputs,))
         finally:
             for layer in self.dropouts:
                 layer.key = None  # it may be a tensor of torch.func, which cannot be pickled
@@ -255,7 +264,8 @@ class Objective:
             whole: list[Piece] = [self.grad(theta, batch, statistics=statistics)]
             return iter([(slice(None), whole)])
         group = batch.groups[0]
-        if len(group.x) == len(theta) and len(stacks_of(len(theta))) == 1:  # the usual case, without any slices
+        n = theta.shape[0]
+        if group.x.shape[0] == n and len(stacks_of(n)) == 1:  # the usual case, without any slices
             pieces = self._graph("grad", None, (theta, *self._data(group)), True)
             return iter([(slice(None), self._with_l2(pieces, theta) if self.l2 else pieces)])
         return self._pieces_of_parts(theta, batch)
@@ -349,15 +359,16 @@ class Objective:
     def _graph(self, kind: str, loss: Callable | None, inputs: Sequence[Tensor], stacked: bool) -> Any:
         """Run the graph for inputs of these shapes, which is traced the first time; gradients come in pieces."""
         inputs = [aligned(inputs[0]) if stacked else inputs[0], *(i.contiguous() for i in inputs[1:])]
-        signature = (kind, loss, stacked, *[i.shape for i in inputs])
+        signature = (kind, loss, stacked, *(i.shape for i in inputs))
         compiled = self._compiled.get(signature)
         if compiled is None:
             function = self._function(kind, loss)
             function = grad(function) if kind == "grad" else function
             graph = trace(self._over_rows(function) if stacked else function, inputs, stacked and kind == "grad")
             compiled = self._compiled[signature] = graph
-        with torch.no_grad():
-            return compiled(*inputs)
+        if any(i.requires_grad for i in inputs):  # a graph is always run without autograd
+            inputs = [i.detach() for i in inputs]
+        return compiled(*inputs)
 
     def _over_rows(self, function: Callable) -> Callable:
         """`function` of one row for each row of a stack.
@@ -453,6 +464,12 @@ def stacks_of(n: int) -> list[slice]:
     """
     ends = list(itertools.accumulate((n - n % 4, n & 2, n & 1), initial=0))
     return [slice(start, end) for start, end in itertools.pairwise(ends) if end > start]
+
+
+def at_line(values: Tensor) -> Tensor:
+    """The values, contiguous and at an aligned address; a copy if they are not."""
+    values = values.contiguous()
+    return values.clone() if values.data_ptr() % LINE else values
 
 
 def columns(piece: Piece) -> Tensor:

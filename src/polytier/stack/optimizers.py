@@ -26,6 +26,11 @@ EPSILON = 1e-8  # of AdamW, added to the root of the second moment
 ALLOWED = ("sgd", "momentum:0.9", "adamw", "adamw:beta1=0.9,beta2=0.999,decay=0.01")
 
 
+def descended(theta: Tensor, direction: Tensor, lr: Any, state: State) -> Tensor:
+    """The step of sgd, theta - lr * direction. The direction, which is as large as all models, is overwritten."""
+    return torch.sub(theta, direction.mul_(lr), out=direction)
+
+
 @dataclass(frozen=True)
 class LocalOptimizer:
     """The optimiser of the devices; `parse` makes one.
@@ -33,7 +38,7 @@ class LocalOptimizer:
     Args:
         text: What `parse` read.
         start: From rows [n, d], the state before the first step.
-        step: (theta, direction, lr, state) -> theta after the step; the state is changed.
+        step: (theta, direction, lr, state) -> theta after the step; the state is changed, and the direction may be.
         keep: Whether devices keep the state from call to call.
 
     Examples:
@@ -49,9 +54,7 @@ class LocalOptimizer:
 
     text: str = "sgd"
     start: Callable[[Tensor], State] = field(default=lambda theta: {}, repr=False, compare=False)
-    step: Callable[[Tensor, Tensor, Any, State], Tensor] = field(
-        default=lambda theta, direction, lr, state: theta - lr * direction, repr=False, compare=False
-    )
+    step: Callable[[Tensor, Tensor, Any, State], Tensor] = field(default=descended, repr=False, compare=False)
     keep: bool = False
 
     @classmethod

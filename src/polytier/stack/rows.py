@@ -66,8 +66,10 @@ def unpack(prefix: str, tensors: Mapping[str, Tensor]) -> Rows:
 
 
 def cat_rows(pieces: Sequence[Rows]) -> Rows:
-    """Concatenate rows with the same fields along the first axis."""
+    """Concatenate rows with the same fields along the first axis; a single piece is copied only if it has gaps."""
     first = pieces[0]
+    if len(pieces) == 1:
+        return map_rows(Tensor.contiguous, first)
     if isinstance(first, dict):
         return {k: torch.cat([as_dict(p)[k] for p in pieces]) for k in first}
     return torch.cat([p for p in pieces if isinstance(p, Tensor)])
@@ -167,10 +169,11 @@ class Sums:
             raise ValueError(f"the answers have no weight {weight!r}; there are {there}; answer it as a field [n]")
         total = self.totals[weight]
         some = total > 0
+        everyone = bool(some.numpy().all())
 
         def divide(rows: Tensor, instead: Tensor | None) -> Tensor:
             shape = (-1, *[1] * (rows.ndim - 1))
-            if some.all():
+            if everyone:
                 return rows / total.reshape(shape).to(rows.dtype)
             if instead is None:
                 raise ValueError(
@@ -277,7 +280,7 @@ def fold(rows: Rows, shares: Tensor, blocks: Tensor, num: int | None = None, tot
 
 def add_rows(sums: Tensor, places: Tensor, rows: Tensor, weight: Tensor | None = None) -> None:
     """Add rows [k, ...], in order and multiplied by their weights [k], to `sums` at `places` [k], in place."""
-    if rows[:1].numel() >= LARGE:  # needs no copy of the rows and takes less than half the time
+    if rows.numel() >= LARGE * len(places):  # needs no copy of the rows and takes less than half the time
         weights = [1] * len(rows) if weight is None else weight.tolist()
         for place, row, alpha in zip(places.tolist(), rows, weights, strict=True):
             sums[place].add_(row, alpha=alpha)

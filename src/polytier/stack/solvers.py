@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +12,8 @@ from polytier.data.batches import Batch
 from polytier.stack.objective import Piece
 from polytier.stack.optimizers import LocalOptimizer
 from polytier.stack.rows import aligned_copy
+
+EVERY_ROW = slice(None)
 
 
 class Gradients(Protocol):
@@ -86,17 +88,34 @@ def proximal_sgd(
     if not local.optimizer.plain:
         return follow(local, theta, lambda x: local.grad(x, batch) + pull * (x - anchor), lr, steps)
     theta = aligned_copy(theta)  # changed in place below, piece by piece: another copy of all models would be large
+    columns: Sequence[Tensor] = ()  # of all rows; the same in all steps
     for _ in range(steps):
         for rows, pieces in local.grad_pieces(theta, batch):
-            x = theta[rows]
+            if isinstance(rows, slice) and rows == EVERY_ROW:
+                columns = columns or split(theta, pieces)
+                proximal_step(theta, columns, pieces, anchor, lr, pull)
+                continue
+            x, around = theta[rows], anchor[rows]
             alpha, lam = (v[rows] if isinstance(v, Tensor) else v for v in (lr, pull))
-            if isinstance(lam, Tensor) or lam:
-                x.lerp_(anchor[rows], alpha * lam)
-            for piece, x_k in zip(pieces, x.split([width(piece) for piece in pieces], 1), strict=True):
-                step(x_k, piece, alpha)
+            proximal_step(x, split(x, pieces), pieces, around, alpha, lam)
             if isinstance(rows, Tensor):
                 theta[rows] = x
     return theta
+
+
+def proximal_step(
+    x: Tensor, columns: Sequence[Tensor], pieces: Sequence[Piece], anchor: Tensor, lr: Any, pull: Any
+) -> None:
+    """One step of `proximal_sgd`, in place; `columns` are views of x, one for each piece of the gradient."""
+    if isinstance(pull, Tensor) or pull:
+        x.lerp_(anchor, lr * pull)
+    for piece, x_k in zip(pieces, columns, strict=True):
+        step(x_k, piece, lr)
+
+
+def split(x: Tensor, pieces: Sequence[Piece]) -> Sequence[Tensor]:
+    """Views of the columns of x [n, d] that belong to each piece of a gradient."""
+    return x.split([width(piece) for piece in pieces], 1) if len(pieces) > 1 else [x]
 
 
 def follow(
@@ -107,7 +126,7 @@ def follow(
     Args:
         local: the devices.
         theta: [n, d] where the steps start.
-        direction: from [n, d] to [n, d], such as gradients on mini-batches, as new rows.
+        direction: from [n, d] to [n, d], such as gradients on mini-batches, as new rows, which are overwritten.
         lr: the step size: a number, or a column [n, 1].
         steps: number of steps.
         name: the name of the model that is trained, if a device trains several; each has a state of its own.

@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import getitem
 from types import MethodType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
 
 aten = torch.ops.aten
 # elements of a product from which it is faster to add it to a row than to compute it first (at least 400: below that
@@ -33,6 +34,7 @@ FUNCTIONS: dict[str, Callable] = {
     **{name: getattr(torch, name.partition(".")[0]) for name in OF_TORCH.split()},
     **{name: getattr(Tensor, name.partition(".")[0]) for name in OF_TENSORS.split()},
 }
+ELEMENTWISE = (aten.add.Tensor, aten.mul.Tensor, aten.sub.Tensor)
 RESHAPING = (aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.unsqueeze.default)
 
 
@@ -64,12 +66,13 @@ def trace(function: Callable, inputs: Sequence[Tensor], pieces: bool = False) ->
     if not any(schema.is_mutable for schema in map(schema_of, calls(graph)) if schema):
         drop_ones(graph)
         drop_idle(graph)
+        drop_stacks(graph)
         turned_some = turn_products(graph)
         add_in_place(graph)
     if pieces:
         take_apart(graph)
     for node in graph.nodes:
-        node.meta.clear()  # frees the values of the example
+        node.meta.clear()
     run = direct(graph, record.constants)
     if turned_some and not runs(run, inputs):
         reshape_views(graph)
@@ -97,8 +100,16 @@ def reshape_views(graph: Any) -> None:
     graph.lint()
 
 
+class Form(NamedTuple):
+    """What is known of the tensor that a node gives."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+
 class Record(TorchDispatchMode):
-    """Records each operation in a graph while it is active.
+    """Records each operation in a graph while it is active. Values that are used no more are freed.
 
     torch's make_fx does more, and takes five times as long.
     """
@@ -106,7 +117,7 @@ class Record(TorchDispatchMode):
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
         self.graph, self.constants = torch.fx.Graph(), SimpleNamespace()
-        self.nodes: dict[int, torch.fx.Node] = {}  # by the id of the tensor, which `meta` keeps alive
+        self.nodes = WeakTensorKeyDictionary()  # by tensor, while it exists
         for k, tensor in enumerate(inputs):
             self.know(tensor, self.graph.placeholder(f"input_{k}"))
 
@@ -117,16 +128,18 @@ class Record(TorchDispatchMode):
 
     def know(self, value: Tensor, node: torch.fx.Node) -> None:
         """Remember that this node gave this tensor."""
-        self.nodes[id(value)] = node
-        node.meta["val"] = value
+        self.nodes[value] = node
+        node.meta["form"] = Form(value.shape, value.dtype, value.device)
 
     def node_of(self, value: Any) -> Any:
         """The node that gave a tensor; if none did, a new constant. Other values are returned as they are."""
-        if isinstance(value, Tensor) and id(value) not in self.nodes:
+        if not isinstance(value, Tensor):
+            return value
+        if value not in self.nodes:
             name = f"constant_{len(vars(self.constants))}"
-            setattr(self.constants, name, value)
+            setattr(self.constants, name, value.detach() if value.requires_grad else value)
             self.know(value, self.graph.create_node("get_attr", name))
-        return self.nodes[id(value)] if isinstance(value, Tensor) else value
+        return self.nodes[value]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and append it to the graph."""
@@ -143,7 +156,8 @@ class Record(TorchDispatchMode):
             self.know(found, node)
         elif isinstance(found, list | tuple):
             for k, each in enumerate(found):
-                self.know(each, self.graph.call_function(getitem, (node, k)))
+                if isinstance(each, Tensor):  # None for a gradient that nobody needs
+                    self.know(each, self.graph.call_function(getitem, (node, k)))
         else:
             raise TypeError(f"{func} does not return a tensor, so the next operations may depend on the data")
         return found
@@ -178,14 +192,14 @@ def schema_of(node: Any) -> Any:
     return getattr(node.target, "_schema", None)
 
 
-def value(node: Any) -> Tensor:
-    """The tensor that a node gave for the example; for its shape and type."""
-    return node.meta["val"]
+def form(node: Any) -> Form:
+    """Shape, type and place of the tensor that a node gave for the example."""
+    return node.meta["form"]
 
 
 def alike(a: Any, b: Any) -> bool:
     """Whether two nodes give tensors of the same shape and type."""
-    return value(a).shape == value(b).shape and value(a).dtype == value(b).dtype
+    return form(a).shape == form(b).shape and form(a).dtype == form(b).dtype
 
 
 def drop_ones(graph: Any) -> None:
@@ -209,14 +223,52 @@ def drop_idle(graph: Any) -> None:
     """Remove operations that return their argument; in small models each takes as long as a product."""
     for node in calls(graph):
         source = node.args[0]
-        idle = node.target in RESHAPING and value(source).shape == value(node).shape
+        idle = node.target in RESHAPING and form(source).shape == form(node).shape
         idle |= node.target is aten.mul.Scalar and node.args[1] == 1
+        idle |= node.target is aten.permute.default and list(node.args[1]) == list(range(value(node).ndim))
+        idle |= node.target is aten.expand.default and all(broadcasts(user, node) for user in node.users)
         if node.target is aten.transpose.int and source.target is aten.transpose.int:
-            there, back = ({d % value(node).ndim for d in n.args[1:]} for n in (source, node))
+            there, back = ({d % len(form(node).shape) for d in n.args[1:]} for n in (source, node))
             idle, source = there == back, source.args[0]
+        if node.target is getitem and source.target is aten.split_with_sizes.default and len(source.args[1]) == 1:
+            idle, source = True, source.args[0]  # a model with one parameter
         if idle:
             node.replace_all_uses_with(source)
     graph.eliminate_dead_code()
+
+
+def broadcasts(user: Any, node: Any) -> bool:
+    """Whether an operation element by element gives the same if `node`, an expansion, is not expanded."""
+    shapes = [value(node.args[0]).shape if a is node else value(a).shape for a in user.args if hasattr(a, "meta")]
+    return user.target in ELEMENTWISE and torch.broadcast_shapes(*shapes) == value(user).shape
+
+
+def drop_stacks(graph: Any) -> None:
+    """Where an element is selected from a stack, use the element; likewise in the gradient of such a selection.
+
+    The gradient of two selections is the sum of two stacks of zeros, each with one element filled in. An element of it
+    is that element plus zero, which differs from the element alone if that is a negative zero.
+    """
+    for node in calls(graph):
+        if node.target is not aten.select.int:
+            continue
+        stack, dim, place = node.args
+        if stack.target is aten.stack.default and list(stack.args[1:]) == [dim]:
+            if all(user.target in ELEMENTWISE for user in node.users):  # others may depend on how it lies in memory
+                node.replace_all_uses_with(stack.args[0][place])
+        elif stack.target is aten.add.Tensor and all(is_filled(part, dim) for part in stack.args):
+            (one, i), (other, j) = ((part.args[0], part.args[3]) for part in stack.args)
+            if i != j and place in (i, j):
+                with graph.inserting_before(node):
+                    found = graph.call_function(aten.add.Tensor, (one if place == i else other, 0))
+                found.meta["val"] = value(node)
+                node.replace_all_uses_with(found)
+    graph.eliminate_dead_code()
+
+
+def is_filled(node: Any, dim: int) -> bool:
+    """Whether this is a stack of zeros along `dim` with one element filled in."""
+    return getattr(node, "target", None) is aten.select_backward.default and node.args[2] == dim
 
 
 def turn_products(graph: Any) -> bool:
@@ -230,7 +282,7 @@ def turn_products(graph: Any) -> bool:
     """
     found = False
     for node in calls(graph):
-        if node.target is not aten.bmm.default or value(node).shape[2] > TURNED * value(node).shape[1]:
+        if node.target is not aten.bmm.default or form(node).shape[2] > TURNED * form(node).shape[1]:
             continue
         left, right = node.args
         if is_turned(left) == is_turned(right) or (is_turned(left) and source(right) is not first_input(graph)):
@@ -238,7 +290,7 @@ def turn_products(graph: Any) -> bool:
         with graph.inserting_before(node):
             product = graph.call_function(aten.bmm.default, (turned(graph, right), turned(graph, left)))
             back = graph.call_function(aten.transpose.int, (product, 1, 2))
-        back.meta["val"] = value(node)
+        back.meta["form"] = form(node)
         node.replace_all_uses_with(back)
         found = True
     graph.eliminate_dead_code()
@@ -278,7 +330,7 @@ def take_apart(graph: Any) -> None:
     for k, node in enumerate(sources if apart else []):
         product = node.target is aten.bmm.default and len(node.users) == 1 and is_reshaped(parts[k], node)
         factors = product and not written & {source(factor) for factor in node.args}
-        if factors and value(node)[0].numel() >= LARGE and value(node).device.type == "cpu":
+        if factors and form(node).shape[1:].numel() >= LARGE and form(node).device.type == "cpu":
             parts[k] = node.args
     output.args = (parts if apart else [row],)
     graph.eliminate_dead_code()

@@ -92,13 +92,20 @@ def check_same(tasks: Sequence[Task]) -> None:
             check_trusted(read_config(task.folder), config, advice, own)
 
 
-def run_tasks(tasks: Sequence[Task], out: Path, jobs: int, show: bool) -> None:
-    """Run all unfinished tasks; with `show`, print a table on a terminal and lines elsewhere."""
+def run_tasks(
+    tasks: Sequence[Task], out: Path, jobs: int, show: bool, after: Callable[[Task], None] = lambda task: None
+) -> None:
+    """Run all unfinished tasks; with `show`, print a table on a terminal and lines elsewhere.
+
+    `after` is called with each task when it has ended.
+    """
     console = Console(stderr=True)
     live = Live(console=console, transient=True) if show and console.is_terminal else None
     noted: set[str] = set()
     with Interrupt() as interrupt, live or nullcontext(), closing(ends(tasks, jobs, interrupt)) as ended:
         for task in ended:
+            if task is not None:
+                after(task)
             if live is not None:
                 ended_now = sum(t.state not in (WAITING, RUNNING) for t in tasks)
                 bar = ProgressBar(total=len(tasks), completed=ended_now, width=40)

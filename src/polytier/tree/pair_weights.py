@@ -47,9 +47,9 @@ def sample_pairs(draw: Callable[[int], Tensor], m: int, p: float) -> tuple[Tenso
         m: number of clients.
         p: probability of each pair, above 0.
     """
-    slot = skip(draw, m * (m - 1) // 2, p)  # the pairs in the order (0, 1), (0, 2), (1, 2), (0, 3), ...
-    b = ((1 + (1 + 8 * slot.double()).sqrt()) / 2).long()
-    return slot - b * (b - 1) // 2, b
+    slot = skip(draw, m * (m - 1) // 2, p).numpy()  # the pairs in the order (0, 1), (0, 2), (1, 2), (0, 3), ...
+    b = ((1 + np.sqrt(1 + 8 * slot.astype(np.float64))) / 2).astype(np.int64)
+    return torch.from_numpy(slot - b * (b - 1) // 2), torch.from_numpy(b)
 
 
 def skip(draw: Callable[[int], Tensor], slots: int, p: float) -> Tensor:
@@ -61,9 +61,10 @@ def skip(draw: Callable[[int], Tensor], slots: int, p: float) -> Tensor:
         return torch.arange(slots)
     k = int(1.2 * p * slots) + 16  # almost always enough draws
     while True:
-        place = ((-draw(k)).log1p() / math.log1p(-p) + 1).long().cumsum(0) - 1
+        logarithms = (-draw(k)).log1p().numpy()  # torch's: the last bit of NumPy's can be another one
+        place = (logarithms / math.log1p(-p) + 1).astype(np.int64).cumsum() - 1
         if place[-1] >= slots:
-            return place[place < slots]
+            return torch.from_numpy(place[place < slots])
         k *= 2
 
 
@@ -77,21 +78,23 @@ def step(state: Weights, i: Tensor, j: Tensor, change: Tensor, domain: str, own:
         domain: ``"box"``: each weight is in [0, 1]; ``"simplex"``: the weights of a row are at least 0 and sum to 1.
         own: whether a row has a weight w_ii; then i and j of a pair may be the same.
     """
-    base, n = state["base"], len(state["base"])
-    drawn = torch.cat([i * n + j, j * n + i])
-    pairs = torch.cat([state["pairs"], drawn]).unique()
+    base, n = state["base"].numpy(), len(state["base"])  # in NumPy, which takes less time for few pairs
+    a, b, listed = i.numpy(), j.numpy(), state["pairs"].numpy()
+    drawn = np.concatenate([a * n + b, b * n + a])
+    pairs = np.unique(np.concatenate([listed, drawn]))
     row = pairs // n
     w = base[row]
-    w[torch.searchsorted(pairs, state["pairs"])] = state["weights"]
-    w[torch.searchsorted(pairs, drawn)] += change.repeat(2)
+    w[np.searchsorted(pairs, listed)] = state["weights"].numpy()
+    w[np.searchsorted(pairs, drawn)] += np.tile(change.numpy(), 2)
     if domain == "box":
-        w = w.clamp(0, 1)
+        w = w.clip(0, 1)
     else:
-        touched = torch.zeros(n, dtype=torch.bool).index_fill_(0, drawn // n, True)
-        on_simplex = project(w, row, base, own)
-        w, base = torch.where(touched[row], on_simplex[0], w), torch.where(touched, on_simplex[1], base)
+        touched = np.zeros(n, dtype=bool)
+        touched[drawn // n] = True
+        on_simplex = project(torch.from_numpy(w), torch.from_numpy(row), torch.from_numpy(base), own)
+        w, base = np.where(touched[row], on_simplex[0], w), np.where(touched, on_simplex[1], base)
     kept = w != base[row]
-    return {"base": base, "pairs": pairs[kept], "weights": w[kept]}
+    return {k: torch.from_numpy(v) for k, v in (("base", base), ("pairs", pairs[kept]), ("weights", w[kept]))}
 
 
 def project(w: Tensor, row: Tensor, base: Tensor, own: bool = False) -> tuple[Tensor, Tensor]:
@@ -132,15 +135,17 @@ def weighted_differences(state: Weights, x: Tensor, present: Tensor) -> Tensor:
         x: [m, d] the models of the clients that are present.
         present: [m] their numbers.
     """
-    pairs, n, m = state["pairs"], len(state["base"]), len(present)
-    i, k = pairs // n, pairs % n
-    place = torch.full((n,), -1)
-    place[present] = torch.arange(m)
+    n, m = len(state["base"]), len(present)
+    i, k = np.divmod(state["pairs"].numpy(), n)
+    place = np.full(n, -1)
+    place[present.numpy()] = np.arange(m)
     both = (place[i] >= 0) & (place[k] >= 0)
     i, k, base = i[both], k[both], state["base"][present].unsqueeze(1)
-    more = state["weights"][both] - state["base"][i]
-    total = m * base + torch.zeros(m, dtype=more.dtype).index_add_(0, place[i], more).unsqueeze(1)
-    times = by_pairs(place[i], place[k], more, m)
+    more = torch.from_numpy(state["weights"].numpy()[both] - state["base"].numpy()[i])
+    at, to = torch.from_numpy(place[i]), torch.from_numpy(place[k])
+    total = m * base + torch.zeros(m, dtype=more.dtype).index_add_(0, at, more).unsqueeze(1)
+    times = by_pairs(at, to, more, m)
+    base = base[:1] if bool((base == base[0]).all()) else base
     result, width = torch.empty_like(x), max(1, CACHED // m)
     for columns, part in zip(x.split(width, 1), result.split(width, 1), strict=True):
         y = columns - columns.mean(0)  # the differences are the same, with smaller rounding errors

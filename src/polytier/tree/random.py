@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
@@ -71,8 +72,14 @@ def key(seed: int, *parts: int | str) -> int:
     """The key of a draw: the seed combined with purpose, round, call, ..."""
     result = mix_int(seed + GOLDEN)
     for part in parts:
-        result = mix_int(result ^ mix_int(name_key(part) + GOLDEN))
+        result = mix_int(result ^ part_key(part))
     return result
+
+
+@lru_cache(1024, typed=True)
+def part_key(part: int | str) -> int:
+    """The key of a part of a key; purposes, and most rounds and calls, come again and again."""
+    return mix_int(name_key(part) + GOLDEN)
 
 
 def node_keys(base: int, nodes: Values) -> Values:

@@ -66,6 +66,10 @@ def test_codecs_and_transforms_of_changes_have_the_bits_of_the_simulation(settin
     check(short("permfl"), **settings)
 
 
+def test_features_of_frozen_layers_have_the_bits_of_the_simulation():
+    check(short("permfl"), model="dnn:6", train="head", cache_features=True)
+
+
 def test_last_answers_of_those_not_drawn_have_the_bits_of_the_simulation():
     check(short("fedavg"), absent="stale", device_participation=0.5)
 

@@ -38,12 +38,14 @@ class Limits:
         row_bytes: Largest size of one row of one field, decoded, in bytes.
         largest: Largest message in bytes.
         team_models: Where teams keep models that are evaluated, as MODEL/TIER.
+        fixed: Whether nobody can join or leave during a run, because of what the method keeps about its devices.
     """
 
     forms: dict[str, dict[str, Form | None]] = field(default_factory=dict)
     row_bytes: int = 64 << 20
     largest: int = 256 << 20
     team_models: frozenset[str] = frozenset()
+    fixed: bool = False
 
     def check(self, key: str, forms: dict[str, Form]) -> None:
         """Raise `Refused` unless fields with these forms are allowed. Which fields are sent may vary between calls."""
@@ -58,7 +60,7 @@ class Limits:
     def as_values(self) -> dict[str, Any]:
         """The limits as values that JSON can hold."""
         numbers = {"row_bytes": self.row_bytes, "largest": self.largest}
-        return {"forms": self.forms, **numbers, "team_models": sorted(self.team_models)}
+        return {"forms": self.forms, **numbers, "team_models": sorted(self.team_models), "fixed": self.fixed}
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Limits:
@@ -67,7 +69,8 @@ class Limits:
             key: {name: None if form is None else (form[0], tuple(form[1])) for name, form in fields.items()}
             for key, fields in values["forms"].items()
         }
-        return cls(forms, int(values["row_bytes"]), int(values["largest"]), frozenset(values["team_models"]))
+        numbers = int(values["row_bytes"]), int(values["largest"])
+        return cls(forms, *numbers, frozenset(values["team_models"]), bool(values.get("fixed", True)))
 
 
 def form_key(call: Call, way: str) -> str:

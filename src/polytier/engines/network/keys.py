@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from polytier._errors import missing
+from polytier._terminal import event
 
 log = logging.getLogger("polytier")
 CA_KEY, CA, KEY, CERTIFICATE, REVOKED = "ca.key.pem", "ca.pem", "key.pem", "cert.pem", "revoked.txt"
@@ -215,7 +216,7 @@ class LoggedHandshake(ssl.SSLObject):
             raise
         except OSError as error:
             reason = getattr(error, "verify_message", "") or getattr(error, "reason", "") or error
-            log.warning("a link was refused: %s", reason)
+            log.warning("a link was refused: %s", reason, extra=event("refused"))
             raise
 
 

@@ -18,11 +18,13 @@ import secrets
 import ssl
 import threading
 import time
+from collections import Counter
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from polytier._terminal import event
 from polytier.engines.network.keys import REVOKED, revoked
 from polytier.engines.network.message import Message, Refused, buffers, decode
 
@@ -91,9 +93,11 @@ class Link:
     outbox: queue.SimpleQueue[list[memoryview] | None] = field(default_factory=queue.SimpleQueue)
     writer: threading.Thread | None = None  # a child that does not read must not hold up the others
 
-    def send(self, message: Message) -> None:
-        """Send a message as soon as those before it are sent."""
-        self.outbox.put(buffers(message))
+    def send(self, message: Message) -> int:
+        """Send a message as soon as those before it are sent; returns its bytes."""
+        pieces = buffers(message)
+        self.outbox.put(pieces)
+        return sum(map(len, pieces))
 
     def start(self) -> None:
         """Start to send."""
@@ -131,6 +135,7 @@ class LinkHub:
         self._came: queue.SimpleQueue[tuple[str, bytearray | None]] = queue.SimpleQueue()
         self._guard = threading.RLock()
         self._revoked: tuple[float, set[int]] = (0.0, set())
+        self.traffic: Counter[tuple[str, str]] = Counter()  # bytes of messages by certificate and way ("down", "up")
         self._stopped = False
 
     def _shut(self) -> None:
@@ -147,7 +152,7 @@ class LinkHub:
         if link.serial in self._revocations():
             self.forget(link.name, "its certificate was revoked")
             return None
-        link.send(message)
+        self.traffic[link.certificate, "down"] += link.send(message)
         return link.name
 
     def wait(self, seconds: float) -> tuple[str, bytearray | None] | None:
@@ -160,7 +165,7 @@ class LinkHub:
         with self._guard:
             found = self._links.get(link)
         if found is not None and not found.cut:
-            log.warning("%s: %s; its link is closed", found.certificate, why)
+            log.warning("%s: %s; its link is closed", found.certificate, why, extra=event("closed", found.certificate))
             found.callable, found.cut = False, True
             found.socket.close(why)
 
@@ -230,6 +235,7 @@ class LinkHub:
             link = self._greet(socket)
             while True:
                 data = socket.receive()
+                self.traffic[certificate, "up"] += len(data)
                 if link.callable:
                     self._came.put((link.name, data))
                 else:
@@ -249,14 +255,14 @@ class LinkHub:
             raise Refused(f"it sends a message {message.kind} before it is ready")
         if link.world_sent:
             link.callable = True
-            log.info("%s is ready", ", ".join(link.names[:5]))
+            log.info("%s is ready", ", ".join(link.names[:5]), extra=event("ready", link.certificate))
         else:
             self.gate.ready(link.names, message)
             self._send_world(link)
 
     def _refuse(self, socket: Socket, link: Link | None, error: Refused) -> None:
         """Tell a child why its link is closed."""
-        log.warning("%s was refused: %s", socket.peer[0] or "unknown", error)
+        log.warning("%s was refused: %s", socket.peer[0] or "unknown", error, extra=event("refused", socket.peer[0]))
         message = Message("refused", {"text": str(error)[:1000]})
         try:
             if link is None:
@@ -296,7 +302,7 @@ class LinkHub:
                     del self._by_name[name]
         self._came.put((link.name, None))
         if not self._stopped:
-            log.info("%s has gone", ", ".join(link.names[:5]))
+            log.info("%s has gone", ", ".join(link.names[:5]), extra=event("gone", link.certificate))
 
 
 # -- the side that dials ------------------------------------------------------------------------------
@@ -318,6 +324,7 @@ class Uplink:
         self._seen: set[int] = set()  # numbers of all questions over this link
         self._socket: Socket | None = None
         self._turn = 0  # counts the links
+        self.sent = self.received = 0  # bytes of messages
         self.ended: Exception | str | None = None
         self._thread = threading.Thread(target=self._keep, daemon=True)
         self._thread.start()
@@ -352,8 +359,14 @@ class Uplink:
         if socket is not None and turn == self._turn:
             try:
                 socket.send(pieces)
+                self.sent += sum(map(len, pieces))
             except Exception as error:
                 log.debug("an answer could not be sent: %s", error)
+
+    @property
+    def linked(self) -> bool:
+        """Whether there is a link now."""
+        return self._socket is not None
 
     def is_old(self, turn: int, message: Message) -> bool:
         """Whether a message no longer counts: its link is gone, or the node has been asked something else since."""
@@ -363,7 +376,7 @@ class Uplink:
 
     def cut(self, why: str) -> None:
         """Close the link, because what came over it is not valid; it dials again."""
-        log.warning("the parent at %s: %s; the link is closed", self.parent, why)
+        log.warning("the parent at %s: %s; the link is closed", self.parent, why, extra=event("closed", self.parent))
         socket, self._socket = self._socket, None
         if socket is not None:
             socket.close(why)
@@ -387,12 +400,14 @@ class Uplink:
                     "check the address and ca.pem"
                 )
             except Refused as error:
-                log.warning("the parent at %s: %s; the link is closed", self.parent, error)
+                extra = event("closed", self.parent)
+                log.warning("the parent at %s: %s; the link is closed", self.parent, error, extra=extra)
             except Exception as error:
                 if self._turn and self._socket is not None:
                     pause, told = RETRY[0], False
                 if not told and self.ended is None:
-                    log.info("no link to %s (%s); trying again", self.parent, error or type(error).__name__)
+                    why, extra = error or type(error).__name__, event("unreachable", self.parent)
+                    log.info("no link to %s (%s); trying again", self.parent, why, extra=extra)
                     told = True
             self._socket = None
             if self.ended is None:
@@ -409,7 +424,9 @@ class Uplink:
             self._socket = socket
             socket.send(buffers(self.hello))
             while self.ended is None:
-                self._take(decode(socket.receive(), self.largest))
+                data = socket.receive()
+                self.received += len(data)
+                self._take(decode(data, self.largest))
 
     def _take(self, message: Message) -> None:
         if message.kind == "stop":

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from polytier._terminal import event
 from polytier.engines.exchange import Exchange
 from polytier.engines.network.contents import (
     DOWN,
@@ -93,7 +94,8 @@ class Node:
             self.versions[scope].go_to(heard)
             answer = run(part, number, what)
         except Lost as error:
-            log.error("%s: %s; restore the folder of this node from a copy", self.address, error)
+            text = "%s: %s; restore the folder of this node from a copy"
+            log.error(text, self.address, error, extra=event("lost rows"))
             return Message("absent", {**whose, "why": "rows lost"})
         except Superseded:
             self.versions[scope].undo()
@@ -104,7 +106,7 @@ class Node:
             return Message("failed", {**whose, "text": str(error)[:1000], "diverged": about})
         except Exception as error:  # of the program: the run cannot go on
             self.versions[scope].undo()
-            log.error("%s: %s", self.address, error, exc_info=error)
+            log.error("%s: %s", self.address, error, exc_info=error, extra=event("failed"))
             return Message("failed", {**whose, "text": f"{type(error).__name__}: {error}"[:1000]})
         return Message(answer.kind, {**answer.facts, **whose}, answer.tensors)
 
@@ -148,6 +150,10 @@ class Node:
         steps, part.device_steps = part.device_steps - before, before
         absent = [] if self.parent is None else [list(line) for line in self.parent.absences]
         below = {"traffic": traffic_of(part), "absences": as_tensor(absent)}
+        if self.parent is not None:
+            below["present"] = as_tensor(self.parent.present())
+            if self.parent.newcomers:
+                below["newcomers"] = as_tensor(self.parent.newcomers)
         return Message("answer", {**facts, "steps": steps}, {**tensors, **below})
 
     def _read_measure(self, part: Context, message: Message) -> tuple[str, int, dict[str, Tensor]]:

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from polytier._errors import Fault
+from polytier._terminal import event
 from polytier.data.population import SPLITS
 from polytier.engines.exchange import Exchange
 from polytier.engines.network.absences import Absence
 from polytier.engines.network.contents import UP, Limits, form_key, forms_of, from_tensor, pack_rows, unpack_rows
 from polytier.engines.network.message import Message, Refused, decode
 from polytier.engines.network.transport import Hub
-from polytier.engines.network.world import address, devices_of, span
+from polytier.engines.network.world import address, devices_of, places, span, subtree
 from polytier.method.call import Call, Diverged
 from polytier.method.context import Context
 from polytier.stack.rows import Answered, Folded, Rows, as_dict, cat_rows, fold, map_rows, share_of_samples
@@ -29,6 +30,7 @@ log = logging.getLogger("polytier")
 HEARD, FIELD = "heard", "call"  # under which a parent remembers the last call of each child whose answer it used
 PAUSE = 0.2  # seconds between looks at who is there, and at what the own parent wants
 MOST_COLUMNS = 256
+MOST_SAMPLES = 1 << 40
 NUMBERS = 1 << 62
 
 Programs = Mapping[str, Callable[..., Rows]]  # the programs of an evaluation by name
@@ -103,6 +105,8 @@ class Parent:
         self.absences: list[Absence] = []  # a team sends its own up with its answer
         self.tiles = {part.name: 1 for part in context.parts}
         self.chain: list[int] | None = None  # of the call that is being answered; the server has none
+        self.below: dict[str, list[str]] = {}  # who is there below each team, as its last answer said
+        self.newcomers: dict[str, list[int]] = {}  # devices that have come since the run started, and their samples
         self._late: dict[str, str] = {}  # who missed a deadline and was not heard from since, and over which link
 
     def use_workers(self, workers: int) -> None:
@@ -110,6 +114,13 @@ class Parent:
 
     def close(self) -> None:
         """Do nothing: links are closed by whoever opened them."""
+
+    def present(self) -> list[str]:
+        """The nodes below that can be called: children now, others as their team last said."""
+        part = self.context.parts[0]
+        children = places(part.topology, self.tier[part.name] + 1)
+        there = [name for name in children if self.hub.link_of(name) is not None]
+        return [*there, *(name for child in there for name in self.below.get(child, ()))]
 
     # -- training ------------------------------------------------------------------------------------
 
@@ -184,6 +195,8 @@ class Parent:
                 rows = self.exchange.incoming(self.context, alone, rows)
             check_traffic(message, part, call.tier, names[name])
             message.facts["absent"] = read_absences(message)
+            message.facts["newcomers"] = read_newcomers(message)
+            message.facts["present"] = read_present(message, part, call.tier, names[name])
             down = sum(packed[tuple(call.sender[receivers].tolist())][2])
             message.facts["bytes"] = (down, sum(sizes))
             return message.whole("number"), rows, message
@@ -215,6 +228,8 @@ class Parent:
             part.ledger.add(tier, "up", which, torch.tensor([got]))
         for line in message.facts["absent"]:
             self.absences.append(line)
+        self.below[address(part.topology, call.tier, node)] = message.facts["present"]
+        self.newcomers |= message.facts["newcomers"]
 
     # -- evaluation ----------------------------------------------------------------------------------
 
@@ -269,7 +284,8 @@ class Parent:
                 return answers, reasons
             if not waiting:
                 some = ", ".join(f"{name} ({why})" for name, why in list(reasons.items())[:5])
-                log.warning("waiting: %d of %d answers are needed; absent: %s", question.need, len(names), some)
+                text = "waiting: %d of %d answers are needed; absent: %s"
+                log.warning(text, question.need, len(names), some, extra=event("waiting"))
                 waiting = True
             self._look()
             self.hub.sleep(PAUSE)
@@ -385,6 +401,31 @@ def read_absences(message: Message) -> list[Absence]:
         if not isinstance(line, list) or len(line) != 7 or not all(map(isinstance, line, kinds)):
             raise Refused("an answer has absences that cannot be read")
         found.append(Absence(*line))
+    return found
+
+
+def read_newcomers(message: Message) -> dict[str, list[int]]:
+    """Devices that a team says have come, and their samples by split; the roster says whether they may."""
+    found = from_tensor(message, "newcomers") if "newcomers" in message.tensors else {}
+    if not isinstance(found, dict) or not all(is_count(count) for count in found.values()):
+        raise Refused("an answer has newcomers that cannot be read")
+    return found
+
+
+def is_count(count: Any) -> bool:
+    """Whether this may be the number of samples of a device by split; it has some for training."""
+    fits = isinstance(count, list) and len(count) == len(SPLITS)
+    return fits and all(type(n) is int and 0 <= n < MOST_SAMPLES for n in count) and count[0] >= 1
+
+
+def read_present(message: Message, part: Context, tier: int, node: int) -> list[str]:
+    """The nodes that a team says are there below it; of a device none."""
+    if "present" not in message.tensors:
+        return []
+    found, tree = from_tensor(message, "present"), subtree(part.topology, tier, node)
+    known = {name for t in range(tier + 1, tree.num_tiers) for name in places(tree, t)}
+    if not isinstance(found, list) or not all(isinstance(name, str) and name in known for name in found):
+        raise Refused("an answer says that nodes are there which are not below")
     return found
 
 

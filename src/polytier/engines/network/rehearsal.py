@@ -22,6 +22,7 @@ from polytier.method.call import Call, Clock
 from polytier.method.children import Children
 from polytier.method.context import Context
 from polytier.method.memory import Memory
+from polytier.stack.kept_features import features_of
 from polytier.stack.rows import Rows
 from polytier.tree.participation import Participation
 from polytier.tree.topology import Topology
@@ -59,6 +60,7 @@ def rehearse(context: Context, exchange: Exchange) -> Limits:
         exchange: How rows travel.
     """
     trials: list[Recorder] = []
+    states: list[Rows | None] = []
     for width, rounds in TRIALS:
         small = small_context(context, width)
         recorder = Recorder(small, codec=exchange.codec, upload=exchange.upload)
@@ -66,8 +68,9 @@ def rehearse(context: Context, exchange: Exchange) -> Limits:
         trials.append(recorder)
         for part in (small, *small.parts):
             part.engine = recorder
+        states.append(None)
         try:
-            play(small, rounds)
+            states[-1] = play(small, rounds)
         except Exception as error:  # on made-up data a method may fail; what it sent so far is known
             log.debug("the rehearsal ended early: %s", error, exc_info=error)
     forms: dict[str, dict[str, Form | None]] = {}
@@ -75,7 +78,14 @@ def rehearse(context: Context, exchange: Exchange) -> Limits:
         for key, seen in recorder.forms.items():
             known = forms.setdefault(key, dict(seen))
             forms[key] = {name: form if known.get(name, form) == form else None for name, form in seen.items()}
-    return limits_of(context, trials, forms)
+    return replace(limits_of(context, trials, forms), fixed=bool(context.scopes) or depends_on_devices(context, states))
+
+
+def depends_on_devices(context: Context, states: list[Rows | None]) -> bool:
+    """Whether the server keeps something per device, so that the roster cannot change during a run."""
+    if any(state is None or context.algorithm.collaboration(state) is not None for state in states):
+        return True
+    return len({repr(sorted(forms_of(state).items())) for state in states if state is not None}) > 1
 
 
 def limits_of(context: Context, trials: list[Recorder], forms: dict[str, dict[str, Form | None]]) -> Limits:
@@ -96,8 +106,8 @@ def limits_of(context: Context, trials: list[Recorder], forms: dict[str, dict[st
     return Limits(forms, row_bytes, (1 << 20) + rows * row_bytes + 200 * devices, frozenset(tiers))
 
 
-def play(context: Context, rounds: int) -> None:
-    """Run rounds of the server's program."""
+def play(context: Context, rounds: int) -> Rows:
+    """Run rounds of the server's program; returns what the server keeps."""
     first = {part.name: part.objective.initial.unsqueeze(0).clone() for part in context.parts}
     algorithm = context.algorithm
     state = algorithm.init(first if algorithm.parts() else first[""])
@@ -105,6 +115,7 @@ def play(context: Context, rounds: int) -> None:
         for part in context.parts:
             part.ledger.start_round()
         state = algorithm.server(state, Children(context, 0, torch.zeros(1, dtype=torch.int64), Clock(round_)))
+    return state
 
 
 def small_context(context: Context, width: int) -> Context:
@@ -112,6 +123,8 @@ def small_context(context: Context, width: int) -> Context:
     scopes = {name: small_context(part, width) for name, part in context.scopes.items()}
     tree = pruned(context.topology, width)
     federation = made_up(context.population, tree)
+    if context.objective.boundary is not None:
+        federation = features_of(federation, context.objective)
     algorithm = context.algorithm
     models: Any = {name: part.algorithm for name, part in scopes.items()}
     return replace(

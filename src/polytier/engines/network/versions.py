@@ -14,6 +14,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
@@ -39,6 +40,17 @@ class NodeMemory(Memory):
         super().load(state)
 
 
+def carried(value: Tensor, before: list[Any], now: list[Any], axis: int = 0) -> Tensor:
+    """Values of the nodes `before`, one per node along an axis, for the nodes `now`; 0 for those that are new."""
+    if before == now:
+        return value
+    place = {name: k for k, name in enumerate(before)}
+    there = [k for k, name in enumerate(now) if name in place]
+    found = value.new_zeros([len(now) if k == axis else n for k, n in enumerate(value.shape)])
+    which = torch.tensor([place[now[k]] for k in there], dtype=torch.int64)
+    return found.index_copy(axis, torch.tensor(there, dtype=torch.int64), value.index_select(axis, which))
+
+
 class Versions:
     """The rows of one node for one model.
 
@@ -52,6 +64,7 @@ class Versions:
         self.last = FIRST
         self.chain: list[tuple[int, int]] = []  # the calls above that are not over, and the version when each began
         self._saved: dict[int, dict[str, Tensor]] = {FIRST: {}}
+        self._names: dict[int, list[list[Any]]] = {}  # of all nodes by tier, when a version was written
         if folder is not None and (folder / FILE).exists():
             self._load(folder)
 
@@ -85,6 +98,8 @@ class Versions:
         self._saved[number] = {name: value.clone() for name, value in self.memory.state().items()}
         wanted = {number, before, *(version for _, version in self.chain)}
         self._saved = {k: rows for k, rows in self._saved.items() if k in wanted}
+        self._names[number] = [names.tolist() for names in self.memory.topology.names]
+        self._names = {k: names for k, names in self._names.items() if k in wanted}
         if self.folder is not None:
             self._store(self.folder)
 
@@ -99,7 +114,7 @@ class Versions:
         make_folder(folder)
         write_bytes(folder / f"{self.last}.safetensors", [save(self._saved[self.last])])
         about: dict[str, Any] = {"last": self.last, "chain": self.chain, "versions": sorted(self._saved)}
-        write_json(folder / FILE, about)
+        write_json(folder / FILE, {**about, "names": self._names})
         for path in folder.glob("*.safetensors"):
             if int(path.stem) not in self._saved:
                 path.unlink()
@@ -114,4 +129,14 @@ class Versions:
             }
         except (SafetensorError, OSError) as error:
             raise Damaged(f"the rows in {folder} cannot be read: {error}; restore the folder from a copy") from None
+        self._names = {int(k): names for k, names in about.get("names", {}).items()}
+        self._saved = {k: self._carried(k, rows) for k, rows in self._saved.items()}
         self.undo()
+
+    def _carried(self, number: int, rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The rows of a version for the present tree, which may have other nodes than the one it was written with."""
+        now, before = self.memory.topology.names, self._names.get(number)
+        if before is None:
+            return rows
+        tiers = {name: int(name.split("/")[0]) for name in rows}
+        return {k: carried(v, before[tiers[k]], now[tiers[k]].tolist()) for k, v in rows.items()}

@@ -1,0 +1,217 @@
+"""What the runs of a plan cost: device steps, evaluations and hours on one core, estimated without their data.
+
+A step and an evaluation are timed on a few devices with samples of the same form, because the data may be large. What
+a method does beyond evaluating each model once (Per-FedAvg adapts its model first) is not counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polytier._terminal import say, silence, wide_console
+from polytier._text import counted, duration
+from polytier.algorithms.fedavg import FedAvg
+from polytier.data.build import build_federation, load_source
+from polytier.data.federation import Federation
+from polytier.data.sources import Source, default_dir
+from polytier.papers.plan import PlannedRun
+from polytier.report.comparison import DONE
+from polytier.report.tables import line, table
+from polytier.runs.assemble import assemble
+from polytier.runs.estimate import seconds_a_round, seconds_a_step, steps_a_round
+from polytier.runs.loop import Loop
+from polytier.runs.methods import method_of, wraps_others
+from polytier.runs.spec import RunSpec, read_teams
+from polytier.studies.run_queue import Task
+
+TIMED_DEVICES, TIMED_BATCH = 8, 128  # devices whose step is timed, and the size of a batch that grows
+
+REPEATS = 3  # measurements, of which the least counts: other work on the machine only adds time
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the samples of a data set look like, and how many there are."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    classes: int | None
+    tokens: bool = False  # whether each number of a sample has a class
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Device steps of a run, and seconds on one core for training and evaluation; None: not known."""
+
+    steps: float | None = None
+    training: float | None = None
+    evaluation: float | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """Both together."""
+        return None if self.training is None or self.evaluation is None else self.training + self.evaluation
+
+
+# -- the data -----------------------------------------------------------------------------------------
+
+
+def data_of(spec: RunSpec) -> list[str]:
+    """The data sets of a run, each once."""
+    tables = spec.models.values() if isinstance(spec.models, dict) else ()
+    return list(dict.fromkeys([table.get("data", spec.data) for table in tables] or [spec.data]))
+
+
+class Samples:
+    """Looks at data sets once each: what their samples look like, or why they cannot be read."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], Sample | str] = {}
+
+    def of(self, name: str, spec: RunSpec) -> Sample | str:
+        """What the samples of a data set look like for a run (some data are generated for its devices)."""
+        devices = spec.devices or 40
+        if (name, devices) not in self._known:
+            self._known[name, devices] = look_at(name, spec.data_dir, devices)
+        return self._known[name, devices]
+
+    def missing(self, spec: RunSpec) -> str:
+        """Why the data of a run are not available; empty if they are."""
+        return next((found for name in data_of(spec) if isinstance(found := self.of(name, spec), str)), "")
+
+
+def look_at(name: str, data_dir: str | None, devices: int) -> Sample | str:
+    """The form of a data set's samples, or why it cannot be read."""
+    try:
+        source = load_source(name, default_dir() if data_dir is None else Path(data_dir), devices, 0)
+    except ValueError as error:
+        return str(error)
+    return Sample(source.x.shape[1:], source.x.dtype, source.num_classes, source.is_tokens, len(source.x))
+
+
+# -- the plan -----------------------------------------------------------------------------------------
+
+
+def print_plan(runs: Mapping[str, PlannedRun], tasks: Sequence[Task], samples: Samples) -> None:
+    """Print every run with its settings, data, device steps and estimated time on this machine."""
+    timed: dict[Any, tuple[float, float]] = {}
+    rows, total, unknown = [], 0.0, []
+    for task in (t for t in tasks if t.spec.seed == 0):
+        with silence():  # the runs themselves log these messages
+            found = cost(task, timed, samples)
+        seeds = sum(t.method == task.method and t.state != DONE for t in tasks)
+        total += seeds * (found.seconds or 0)
+        if found.seconds is None and not task.reason:
+            unknown.append(task.method)
+        rows.append(tuple(cells(runs[task.method], task, found, sum(t.method == task.method for t in tasks))))
+    columns = ("run", "seeds", "data", "model", "settings", "steps", "training per seed", "evaluation")
+    wide_console().print(table(columns, rows))
+    for reason in dict.fromkeys(task.reason for task in tasks if task.reason):
+        say(reason)
+    left = sum(task.state != DONE and not task.reason for task in tasks)
+    line(wide_console(), f"{counted(len(tasks), 'run')}; {left} to do, about {total / 3600:.1f} hours on one core")
+    if unknown:
+        line(wide_console(), f"without an estimate, and not in these hours: {', '.join(unknown)}")
+
+
+def cells(run: PlannedRun, task: Task, found: Cost, seeds: int) -> Iterator[str]:
+    """The row of a run."""
+    settings = {k: v for k, v in run.settings.items() if k not in ("data", "model", "set")}
+    told = " ".join(f"{k}={v}" for k, v in (settings | dict(run.settings.get("set", {}))).items())
+    yield from (task.method, str(seeds), task.spec.data, task.spec.model, told)
+    yield "?" if found.steps is None else f"{found.steps:,.0f}"
+    for seconds in (found.training, found.evaluation):
+        state = DONE if task.state == DONE else "no data" if task.reason else "?"
+        yield state if seconds is None or state != "?" else duration(seconds)
+
+
+def cost(task: Task, timed: dict[Any, tuple[float, float]], samples: Samples) -> Cost:
+    """What a run costs; `timed` keeps the seconds of a step and of an evaluated sample that were measured."""
+    spec = task.spec
+    if wraps_others(spec):
+        return Cost() if task.reason else cost_of_several(spec)
+    steps, models = counts_on_stand_in(spec)
+    if task.reason:
+        return Cost(spec.rounds * steps)
+    sample, key = samples.of(spec.data, spec), (spec.data, spec.model, spec.batch_size, spec.dtype)
+    if key not in timed:
+        timed[key] = seconds_on_stand_in(spec, sample)
+    step, judged = timed[key]
+    each = judged * models * samples_of(spec, sample)
+    return Cost(spec.rounds * steps, spec.rounds * steps * step, evaluations(spec) * each)
+
+
+def samples_of(spec: RunSpec, sample: Sample | str) -> int:
+    """Number of samples that a run evaluates."""
+    assert not isinstance(sample, str)
+    if spec.per_class is None or sample.classes is None:
+        return sample.number
+    return sample.classes * sum(map(int, spec.per_class.split(":")[:2]))
+
+
+def evaluations(spec: RunSpec) -> int:
+    """How often a run is evaluated; the last round always is."""
+    return -(-spec.rounds // spec.eval_every)
+
+
+def cost_of_several(spec: RunSpec) -> Cost:
+    """The cost of a run of several models, whose data are generated or small."""
+    with Loop.of(spec) as loop:
+        seconds, steps = seconds_a_round(loop, 1), steps_a_round(loop)
+        each = seconds_to_evaluate(loop)
+    if steps is None or seconds is None:
+        return Cost()
+    return Cost(spec.rounds * steps, spec.rounds * seconds, evaluations(spec) * each)
+
+
+def counts_on_stand_in(spec: RunSpec) -> tuple[float, int]:
+    """Device steps per round, and how many kinds of models are evaluated, with two samples per device."""
+    data = stand_in(spec.devices or 40, 3, Sample((2,), np.dtype(np.float32), 2), read_teams(spec.teams))
+    small = spec.replace(model="dnn:2", batching="eager", batch_size=spec.batch_size)
+    with Loop(assemble(small, algorithm=method_of(spec), federation=data)) as loop:
+        steps = steps_a_round(loop)
+        if steps is None:  # the method cannot run with one device: it runs with all of them
+            loop.step()
+            steps = loop.context.device_steps
+        loop.evaluate()
+        return steps, len(loop.evaluations[""].models)
+
+
+def seconds_on_stand_in(spec: RunSpec, sample: Sample | str) -> tuple[float, float]:
+    """Seconds of one step of one device, and of one evaluated sample, on samples of the same form."""
+    assert not isinstance(sample, str)
+    if sample.classes is None:  # problems that are generated, and small
+        with Loop.of(spec) as loop:
+            return seconds_a_step(loop.context), seconds_to_evaluate(loop) / max(1, sample.number)
+    size = spec.batch_size if isinstance(spec.batch_size, int) else TIMED_BATCH
+    data = stand_in(min(spec.devices or 40, TIMED_DEVICES), 3 * size, sample, 0)
+    plain = spec.replace(team_participation=1.0, device_participation=1.0, codec=None, upload=None)
+    with Loop(assemble(plain, algorithm=FedAvg(), federation=data)) as loop:
+        step = min(seconds_a_step(loop.context) for _ in range(REPEATS))
+        return step, seconds_to_evaluate(loop) / len(data.x)
+
+
+def seconds_to_evaluate(loop: Loop) -> float:
+    """Seconds of an evaluation, the least of a few; the first one traces the model."""
+    found = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        loop.evaluate()
+        found.append(time.perf_counter() - started)
+    return min(found)
+
+
+def stand_in(devices: int, each: int, sample: Sample, teams: int | tuple[int, ...] | None) -> Federation:
+    """Devices with so many samples each, a third for training, in two true groups."""
+    device = np.repeat(np.arange(devices), each)
+    x, classes = np.zeros((len(device), *sample.shape), sample.dtype), sample.classes or 2
+    y = np.zeros_like(x) if sample.tokens else np.arange(len(device)) % classes
+    source = Source(x, y, classes, device, cluster=device % 2)
+    return build_federation(source, teams=teams, split=(1, 1, 1))
