@@ -111,20 +111,34 @@ class Federation:
         return self.done() < self.rounds - 5
 
     def wait(self) -> None:
-        self.until(lambda: all(p.poll() is not None for p in self.spaces.processes.values()), "the end of all nodes")
+        """Wait until all nodes have ended; the server is started again for devices that were away at the end."""
+        self.until(lambda: self.ended("server"), "the end of the server")
+        time.sleep(5.0)
+        away = [name for name in self.names if not self.ended(name) or not self.models(name)]
+        if away:
+            for name in filter(self.ended, self.names):
+                self.start(name)
+        self.until(lambda: all(map(self.ended, self.names)), f"the end of all nodes, after {away} were away")
         ended = {name: p.returncode for name, p in self.spaces.processes.items()}
         assert set(ended.values()) == {0}, ended
+
+    def models(self, name: str) -> list[Path]:
+        """What a node has kept at the end."""
+        if name == "server":
+            return list(self.out.glob("models/global.safetensors"))
+        kind = "team" if name.startswith("team") else "personal"
+        return list(self.spaces.home(name).glob(f"state/*/*/*/models/{kind}.safetensors"))
+
+    def ended(self, name: str) -> bool:
+        return self.spaces.processes[name].poll() is not None
 
     def same_as_replay(self) -> None:
         """Compare all models with those of the replay, to the bit."""
         replay_run(self.out, self.data, self.folder / "replayed")
         run = load_run(self.folder / "replayed", None, False)
         assert run.rounds == self.rounds
-        kept = {"server": self.out / "models" / "global.safetensors"}
-        for name in self.names[1:]:
-            kind = "team" if name.startswith("team") else "personal"
-            (path,) = self.spaces.home(name).glob(f"state/*/*/*/models/{kind}.safetensors")
-            kept[name] = path
+        kept = {name: path for name in self.names for path in self.models(name)}
+        assert sorted(kept) == sorted(self.names), f"only {sorted(kept)} have a model"
         assert run.team is not None
         assert run.personal is not None
         global_ = run.rows("global")
