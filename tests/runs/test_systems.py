@@ -184,5 +184,5 @@ def test_a_team_without_a_device_in_the_round_keeps_its_model():
 
 
 def test_a_pull_that_diverges_is_warned_of():
-    short = ("--devices", 8, "--teams", 0, "--set", "device_pull=3", "--rounds", 1)
+    short = ("--devices", 8, "--teams", 0, "--set", "device_lr=0.1", "--set", "device_pull=3", "--rounds", 1)
     assert "device_lr * device_pull * n = 2.4" in call("run", "cobo", *short, "--out", "mine").stderr

@@ -13,7 +13,9 @@ from polytier.runs.read_files import read_state
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 EXPECTED = json.loads((FIXTURES / "expected.json").read_text())
-FINISHED = [name for name in sorted(p.name for p in FIXTURES.iterdir() if p.is_dir()) if "unfinished" not in name]
+FINISHED = [
+    name for name in sorted(p.name for p in FIXTURES.iterdir() if p.name.startswith("run-")) if "unfinished" not in name
+]
 
 
 @pytest.fixture(autouse=True)

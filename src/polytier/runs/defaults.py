@@ -96,7 +96,7 @@ DIGITS = {
     "oracle": {"device_lr": 2.9},
     "pfedgp": {"device_lr": 0.18},
     "validation": {"device_lr": 0.55},
-    "cobo": {"device_lr": 0.36, "device_pull": 0.019, "weight_lr": 0.19, "sampling": "all"},
+    "cobo": {"device_lr": 0.2, "device_pull": 0.0096, "weight_lr": 8.1},
     "fc": {"device_lr": 1.2},
     "pfedbayes": {"device_lr": 0.35, "global_lr": 1.8, "server_lr": 1.6},
 }

@@ -78,12 +78,12 @@ class RosterFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self._seen = path, path.stat().st_mtime_ns
+        self.path, self._seen = path, version(path)
 
     def __call__(self, job: Job) -> Job:
         """The job with the present roster."""
         try:
-            changed = self.path.stat().st_mtime_ns
+            changed = version(self.path)
             if changed == self._seen:
                 return job
             self._seen, now = changed, read_job(self.path)
@@ -92,6 +92,12 @@ class RosterFile:
             return job
         table = {**job.network, **{key: now.network[key] for key in ("teams", "devices", "gateways")}}
         return replace(job, network=table, roster=now.roster)
+
+
+def version(path: Path) -> tuple[int, int, int]:
+    """What changes with a file; two changes may have the same time."""
+    stat = path.stat()
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 def change_roster(path: Path, device: str, team: str | None, there: bool) -> None:
