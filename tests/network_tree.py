@@ -23,10 +23,9 @@ from polytier.engines.network.transport import InMemory
 from polytier.engines.network.versions import NodeMemory, Versions
 from polytier.engines.network.world import address, without_samples, world_of
 from polytier.method.context import Context
-from polytier.runs.evaluate import measure, personal
 from polytier.runs.loop import make_loop
+from polytier.runs.serve import PROGRAMS
 
-PROGRAMS = {"measure": measure, "personal": personal}
 QUICK = Patience(device=5, team=20, quorum=0.5)
 
 

@@ -23,8 +23,8 @@ from polytier.method.algorithm import Algorithm
 from polytier.method.call import Diverged
 from polytier.method.context import Context
 from polytier.method.local_problem import LocalProblem
-from polytier.runs.evaluate import ask_devices, measure_rows, models_of
-from polytier.stack.rows import Rows, as_dict, cat_rows
+from polytier.runs.evaluate import answers_of, ask_devices, measure_rows, models_of
+from polytier.stack.rows import Rows
 
 if TYPE_CHECKING:
     from polytier.runs.loop import Loop
@@ -120,9 +120,9 @@ def titled(kind: str, context: Context) -> str:
 
 def initial_loss(context: Context, state: Rows, round_: int) -> float:
     """The mean over devices of the training loss of the initial model."""
-    sums = as_dict(cat_rows(list(ask_devices(context, state, round_, measure_initial))))["initial"][:, 0]
+    present, found = answers_of(context, ask_devices(context, state, round_, measure_initial))
     count = context.samples[context.topology.leaf]
-    return float((sums / count)[count > 0].mean())
+    return float((found["initial"][:, 0] / count)[present & (count > 0)].mean())
 
 
 def measure_initial(algorithm: Algorithm, rows: dict[str, Tensor], local: LocalProblem) -> Rows:
@@ -131,13 +131,14 @@ def measure_initial(algorithm: Algorithm, rows: dict[str, Tensor], local: LocalP
 
 
 def largest_values(context: Context, state: Rows, round_: int, kind: str) -> Tensor:
-    """[n] the largest magnitude of a parameter of the model that each device is evaluated with."""
-    return as_dict(cat_rows(list(ask_devices(context, state, round_, measure_largest))))[kind].squeeze(1)
+    """[n] the largest magnitude of a parameter of the model that each device is evaluated with; 0 without an answer."""
+    return answers_of(context, ask_devices(context, state, round_, measure_largest))[1][kind].squeeze(1)
 
 
 def measure_largest(algorithm: Algorithm, rows: dict[str, Tensor], local: LocalProblem) -> Rows:
     """Program of devices: [n, 1] the largest magnitude of a parameter of every model."""
-    return {kind: model.abs().amax(1, keepdim=True).cpu() for kind, model in models_of(algorithm, rows, local).items()}
+    models = models_of(algorithm, rows, local)
+    return {kind: model.abs().amax(1, keepdim=True).cpu().double() for kind, model in models.items()}
 
 
 def range_of(initial: Tensor) -> float:

@@ -34,6 +34,7 @@ from polytier.models.trainable import digest
 from polytier.runs import checkpoint
 from polytier.runs.admission import Admission, those_counted
 from polytier.runs.callbacks import RunFolder
+from polytier.runs.divergence import measure_initial, measure_largest
 from polytier.runs.evaluate import measure, personal
 from polytier.runs.folder import check_free
 from polytier.runs.job import Job, make_job
@@ -46,7 +47,7 @@ from polytier.runs.roster import FILE as CHANGES
 from polytier.runs.roster import Change, members, moved, next_changes, paths, read_changes, with_roster, write_changes
 
 log = logging.getLogger("polytier")
-PROGRAMS = {"measure": measure, "personal": personal}
+PROGRAMS = {"measure": measure, "personal": personal, "initial": measure_initial, "largest": measure_largest}
 NETWORK = "network.json"  # in the run folder of the server
 JOB, SCALING = "job", "scaling"  # under which network.json has the job, and mean and spread of the inputs
 NOTE = 1.0  # seconds between looks at who is there, for present.json

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from network_tree import data, over_network, same, simulated
 from polytier import ALGORITHMS, MFARR, CoBo, FedAvg, PerMFL, SFedHP, Topology
+from polytier.method.call import Diverged
 from short_methods import short
 
 HALF = {"team_participation": 0.5, "device_participation": 0.5}
@@ -85,3 +87,16 @@ OTHERS = sorted(
 def test_all_other_methods_have_the_bits_of_the_simulation(name):
     federation = data(split=(3, 1, 1)) if name == "validation" else data()
     check(short(name), federation)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "hier-fedavg"])
+def test_a_run_that_diverges_stops_with_the_words_of_the_simulation(name):
+    federation = data()
+    federation = replace(federation, x=1e4 * federation.x)
+    method: Any = replace(short(name), device_lr=1e6)  # type: ignore[call-arg]
+    with pytest.raises(Diverged) as expected:
+        simulated(method, federation, **SETTINGS)
+    with pytest.raises(Diverged) as found:
+        over_network(method, federation, **SETTINGS)
+    assert "its parameters reach" in str(found.value)
+    assert str(found.value) == str(expected.value)
