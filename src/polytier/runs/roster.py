@@ -5,7 +5,6 @@ A change is made between two rounds. Rows and bytes of the nodes that stay are c
 
 from __future__ import annotations
 
-import csv
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,8 +16,8 @@ from torch import Tensor
 
 from polytier._terminal import event
 from polytier.engines.network.versions import carried
-from polytier.files.read import check_file
-from polytier.files.write import atomic, write_text
+from polytier.files.csv_records import read_records, write_records
+from polytier.files.write import write_text
 from polytier.runs.job import Job, make_job, read_job
 from polytier.runs.spec import read_toml, to_toml
 from polytier.tree.topology import Topology
@@ -50,24 +49,15 @@ def read_changes(path: Path) -> list[Change]:
     Raises:
         ValueError: The file cannot be read.
     """
-    if not path.exists():
-        return []
-    check_file(path)
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            header, *lines = csv.reader(file)
-            found = [Change(int(line[0]), int(line[1]), *line[2:]) for line in lines]
-        if tuple(header) != Change._fields or any(change.action not in (JOINS, LEAVES) for change in found):
-            raise ValueError(f"its first line is {','.join(header)}")
-        return found
-    except (ValueError, TypeError, csv.Error) as error:
-        raise ValueError(f"{path} cannot be read: {error}; restore it from a copy of the run folder") from None
+    found = read_records(path, Change)
+    if odd := next((change.action for change in found if change.action not in (JOINS, LEAVES)), None):
+        raise ValueError(f"{path} cannot be read: an action is {odd!r}; restore it from a copy of the run folder")
+    return found
 
 
 def write_changes(path: Path, changes: Iterable[Change]) -> None:
     """Write roster.csv as a whole."""
-    with atomic(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([Change._fields, *changes])
+    write_records(path, Change, changes)
 
 
 class RosterFile:

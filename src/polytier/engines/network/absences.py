@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -12,8 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from polytier.engines.stacked import Stacked
-from polytier.files.read import check_file
-from polytier.files.write import atomic
+from polytier.files.csv_records import read_records, write_records
 from polytier.method.call import Call
 from polytier.method.context import Context
 from polytier.stack.rows import Answered, Folded, Rows, cat_rows, fold, share_of_samples
@@ -45,8 +43,7 @@ class Absence(NamedTuple):
 
 def write_absences(path: Path, lines: Iterable[Absence]) -> None:
     """Write absences.csv as a whole."""
-    with atomic(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([Absence._fields, *lines])
+    write_records(path, Absence, lines)
 
 
 def read_absences(path: Path) -> list[Absence]:
@@ -55,17 +52,7 @@ def read_absences(path: Path) -> list[Absence]:
     Raises:
         ValueError: The file cannot be read.
     """
-    if not path.exists():
-        return []
-    check_file(path)
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            header, *lines = csv.reader(file)
-            if tuple(header) != Absence._fields:
-                raise ValueError(f"its first line is {','.join(header)}")
-            return [Absence(int(line[0]), int(line[1]), *line[2:]) for line in lines]
-    except (ValueError, TypeError, csv.Error) as error:
-        raise ValueError(f"{path} cannot be read: {error}; restore it from a copy of the run folder") from None
+    return read_records(path, Absence)
 
 
 class Replayed(Stacked):
