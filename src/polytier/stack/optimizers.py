@@ -27,8 +27,9 @@ ALLOWED = ("sgd", "momentum:0.9", "adamw", "adamw:beta1=0.9,beta2=0.999,decay=0.
 
 
 def descended(theta: Tensor, direction: Tensor, lr: Any, state: State) -> Tensor:
-    """The step of sgd, theta - lr * direction. The direction, which is as large as all models, is overwritten."""
-    return torch.sub(theta, direction.mul_(lr), out=direction)
+    """The step of sgd, theta - lr * direction."""
+    change = direction * lr
+    return torch.sub(theta, change, out=change)
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class LocalOptimizer:
     Args:
         text: What `parse` read.
         start: From rows [n, d], the state before the first step.
-        step: (theta, direction, lr, state) -> theta after the step; the state is changed, and the direction may be.
+        step: (theta, direction, lr, state) -> theta after the step; the state is changed.
         keep: Whether devices keep the state from call to call.
 
     Examples:

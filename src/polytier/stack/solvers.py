@@ -126,7 +126,7 @@ def follow(
     Args:
         local: the devices.
         theta: [n, d] where the steps start.
-        direction: from [n, d] to [n, d], such as gradients on mini-batches, as new rows, which are overwritten.
+        direction: from [n, d] to [n, d], such as gradients on mini-batches, as new rows.
         lr: the step size: a number, or a column [n, 1].
         steps: number of steps.
         name: the name of the model that is trained, if a device trains several; each has a state of its own.
