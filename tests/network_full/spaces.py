@@ -141,14 +141,6 @@ class Spaces:
         """Cut the cable of a node, or put it back."""
         quiet("ip", "-n", BRIDGE, "link", "set", f"v{self.number[name]}", "up" if up else "down")
 
-    def slow(self, name: str) -> bool:
-        """Make the link of a node slow in both directions: 250 kB/s, 100 ms, 0.1 % loss."""
-        rule = ("netem", "rate", "2mbit", "delay", "50ms", "loss", "0.1%")
-        there = ("tc", "-n", BRIDGE, "qdisc", "replace", "dev", f"v{self.number[name]}", "root", *rule)
-        return quiet(*there) and quiet(
-            "tc", "-n", f"pt{self.number[name]}", "qdisc", "replace", "dev", "eth0", "root", *rule
-        )
-
     def capture(self, path: Path) -> subprocess.Popen[bytes]:
         """Write everything that passes the switch to a file."""
         words = ["ip", "netns", "exec", BRIDGE] if self.real else []

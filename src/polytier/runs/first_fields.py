@@ -259,7 +259,7 @@ class Search:
         if self.no_search:
             return point
         steps = [name for name in self.free if name in STEPS]
-        # a team that is held to the others is no better a centre for its devices, whatever their pull
+        # in the other order the team models stay poor where teams contradict each other (own_data.py: relabelled)
         pulls = [(name,) for name in reversed(self.free) if name not in STEPS]
         if issubclass(method_class(self.spec.algorithm), CoBo):
             pulls = []
