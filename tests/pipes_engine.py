@@ -206,7 +206,7 @@ class Processes:
         training.use(Pipes(context, exchange, 0, dict(enumerate(pipes[1])), training.ledger))
 
     def close(self) -> None:
-        for pipe in (*self.teams, *self.devices):
+        for pipe in (*self.devices, *self.teams):  # a device whose team has gone would find its pipe closed
             pipe.send_bytes(pickle.dumps(("stop", None)))
         for process in self.processes:
             process.join(30)

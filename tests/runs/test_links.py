@@ -6,7 +6,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ import torch
 pytest.importorskip("websockets")
 pytest.importorskip("paho.mqtt")
 
+from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
-from websockets.sync.client import connect
 
 from brokers import MISSING, MOSQUITTO, Mosquitto
 from polytier.engines.network.contents import Limits, as_tensor, from_tensor
@@ -26,7 +26,7 @@ from polytier.engines.network.links import Closed, LinkHub, Uplink
 from polytier.engines.network.message import Message, Refused, decode, encode
 from polytier.engines.network.mqtt import Broker, tunnel_to
 from polytier.engines.network.transport import MQTT, open_hub, open_uplink
-from polytier.engines.network.websocket import split_address
+from polytier.engines.network.websocket import WebSocket, split_address, wait_for
 from polytier.runs.admission import Admission, hello, those_counted
 from polytier.runs.job import make_job
 from polytier.runs.node_versions import PROTOCOL
@@ -77,20 +77,15 @@ def make_uplink(hub: LinkHub, keys: Path, largest: int = LARGEST) -> Uplink:
 class Raw:
     """A link over which anything can be sent."""
 
-    def __init__(self, socket: Any) -> None:
-        self.socket, self.tunnel = socket, not hasattr(socket, "recv")
+    def __init__(self, link: Any, send: Callable[[bytes | str], Any]) -> None:
+        self._link, self._send = link, send
 
     def send(self, data: bytes | str) -> None:
-        try:
-            if self.tunnel:
-                self.socket.send([memoryview(data if isinstance(data, bytes) else data.encode())])
-            else:
-                self.socket.send(data)
-        except (ConnectionClosed, Closed):  # the other side may be quicker
-            pass
+        with suppress(ConnectionClosed, Closed):  # the other side may be quicker
+            self._send(data)
 
     def receive(self) -> Message:
-        return decode(self.socket.receive(30) if self.tunnel else self.socket.recv(timeout=30), 1 << 20)
+        return decode(self._link.receive(30), 1 << 20)
 
 
 @contextmanager
@@ -98,11 +93,19 @@ def dial(hub: LinkHub, keys: Path) -> Iterator[Raw]:
     via, _, name = hub.address.partition(" as ")
     if via.startswith(MQTT):
         with tunnel_to(name, via, keys, 1 << 20, lambda: False) as tunnel:
-            yield Raw(tunnel)
+            yield Raw(tunnel, lambda data: tunnel.send([memoryview(data.encode() if isinstance(data, str) else data)]))
         return
+    # the client of websockets.sync reads and writes in two threads, which TLS of Python before 3.13 does not allow
     quiet: Any = {"compression": None, "proxy": None, "open_timeout": 60}
-    with connect(f"wss://{hub.address}/", ssl=tls(keys, listens=False), **quiet) as socket:
-        yield Raw(socket)
+    connection = wait_for(opened(f"wss://{hub.address}/", ssl=tls(keys, listens=False), **quiet))
+    try:
+        yield Raw(WebSocket(connection), lambda data: wait_for(connection.send(data)))
+    finally:
+        wait_for(connection.close())
+
+
+async def opened(*to: Any, **settings: Any) -> Any:
+    return await connect(*to, **settings)
 
 
 def until(happened: Callable[[], Any]) -> None:
@@ -145,7 +148,7 @@ def closed(socket: Raw) -> bool:
     try:
         while True:
             socket.receive()
-    except (ConnectionClosed, Closed):
+    except (Closed, Refused):  # refused: it was closed because of what this side sent
         return True
 
 
