@@ -52,15 +52,20 @@ def test_keys_from_the_command_line(tmp_path):
     call("federation", "enrol", "device/bob", "--request", "--folder", "bob")
     assert "certificate of device/bob" in call("federation", "sign", "bob/device-bob.csr").output
     assert (tmp_path / "bob" / "device-bob.crt").exists()
+    before = (tmp_path / "federation" / "device-ann" / "cert.pem").read_bytes()
+    assert "need not be started again" in call("federation", "enrol", "device/ann", "--renew").output
+    assert (tmp_path / "federation" / "device-ann" / "cert.pem").read_bytes() != before
+    call("federation", "revoke", "device/bob")  # its key is elsewhere
     call("federation", "revoke", "device/ann")
     listed = (tmp_path / "federation" / "revoked.txt").read_text()
-    assert listed
+    assert len(listed.split()) == 3
     assert (tmp_path / "federation" / "server" / "revoked.txt").read_text() == listed
     assert (tmp_path / "federation" / "team-north" / "revoked.txt").read_text() == listed
     for words, text in (
         (("ca",), "has an authority already"),
         (("enrol", "server"), "exists already"),
         (("enrol", "ann"), "device/NAME"),
+        (("enrol", "device/bob", "--renew"), "once more"),
         (("revoke", "device/eve"), "was enrolled here"),
         (("sign", "job.toml"), "no request"),
         (("status", "."), "no run folder of `polytier serve`"),

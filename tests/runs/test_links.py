@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,7 +22,18 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from brokers import MISSING, MOSQUITTO, Mosquitto
 from polytier.engines.network.contents import Limits, as_tensor, from_tensor
-from polytier.engines.network.keys import enrol, make_authority, make_request, revoke, sign_request, tls
+from polytier.engines.network.keys import (
+    Revocations,
+    enrol,
+    issued,
+    make_authority,
+    make_request,
+    peer,
+    renew,
+    revoke,
+    sign_request,
+    tls,
+)
 from polytier.engines.network.links import Closed, LinkHub, Uplink
 from polytier.engines.network.message import Message, Refused, decode, encode
 from polytier.engines.network.mqtt import Broker, tunnel_to
@@ -375,6 +387,55 @@ def test_a_key_can_stay_on_its_machine(hub, keys, tmp_path):
     with joined(hub, place, "device/ann"):
         assert hub.present() == ["device/ann"]
     assert (place / "key.pem").stat().st_mode & 0o077 == 0
+
+
+def serial(hub: LinkHub) -> int:
+    until(lambda: hub._links)
+    return next(iter(hub._links.values())).serial
+
+
+def test_certificates_are_renewed_while_nodes_run(where, keys, tmp_path):
+    folder = tmp_path / "federation"
+    shutil.copytree(keys, folder)
+    hub = make_hub(where, folder / "server")
+    uplink = make_uplink(hub, folder / "device-ann")
+    old, own = serial(hub), tls(folder / "device-bob", listens=False)
+    for name in ("device/ann", "server"):
+        renew(folder, name)
+    uplink.cut("a cable")
+    until(lambda: hub._links and serial(hub) != old)
+    if not where.startswith(MQTT):
+        host, port = split_address(hub.address)
+        with socket.create_connection((host, port), 30) as plain, own.wrap_socket(plain) as link:
+            assert peer(link)[1] in set(issued(folder, "server")) - set(issued(keys, "server"))
+    revoke(folder, "device/ann")  # the old certificate as well
+    assert old in Revocations(folder / "server")
+    assert set(issued(folder, "device/ann")) >= {old, *issued(keys, "device/ann")}
+    uplink.close()
+    hub.close()
+
+
+def test_a_parent_whose_certificate_is_revoked_is_left(where, keys, tmp_path, caplog):
+    folder = tmp_path / "federation"
+    shutil.copytree(keys, folder)
+    revoke(folder, "server")
+    hub = make_hub(where, folder / "server")
+    uplink = make_uplink(hub, folder / "device-ann")
+    until(lambda: any("the parent at" in text and "revoked" in text for text in warnings(caplog)))
+    assert hub.present() == []
+    uplink.close()
+    hub.close()
+
+
+def test_a_node_whose_key_is_elsewhere_can_be_revoked(keys, tmp_path):
+    folder = tmp_path / "federation"
+    shutil.copytree(keys, folder)
+    name, _ = sign_request(folder, make_request(tmp_path / "fay", "device/fay"))
+    listed = Revocations(folder / "server")
+    for each in ("device/bob", name):  # the list is read again, also if both changes have the same time
+        serials = revoke(folder, each)
+        assert serials
+        assert all(serial in listed for serial in serials)
 
 
 @pytest.mark.parametrize("text", ["8750", "host:", "host:99999", ":1", "host:x"])

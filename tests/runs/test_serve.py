@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import csv
 import os
-import queue
 import signal
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
-import tomli_w
 import torch
 
 pytest.importorskip("websockets")
 pytest.importorskip("paho.mqtt")
 
-from brokers import MISSING, MOSQUITTO, Mosquitto
-from network_processes import Processes, flat, write_device
-from network_tree import data
-from polytier import Ditto, PerMFL, Run, Topology
+from brokers import MISSING, MOSQUITTO
+from network_processes import Processes
+from polytier import Ditto, PerMFL, Run
 from polytier.engines.network.absences import read_absences
-from polytier.engines.network.keys import enrol, make_authority
-from polytier.runs.job import settle
-from polytier.runs.join import run_devices, run_team
 from polytier.runs.load import load_run
 from polytier.runs.loop import make_loop
 from polytier.runs.read import RunRecord
 from polytier.runs.replay import read_status, replay_run
 from polytier.runs.roster import FILE as CHANGES
 from polytier.runs.roster import change_roster, read_changes
-from polytier.runs.serve import run_server
 
 BROKER = pytest.mark.skipif(MOSQUITTO is None, reason=MISSING)
 NETWORKS = pytest.mark.parametrize("mqtt", [False, pytest.param(True, marks=BROKER)], ids=["websocket", "mqtt"])
@@ -129,56 +120,6 @@ def test_killed_processes_come_back_and_the_replay_has_the_same_bits(tmp_path, m
         run = load_run(tmp_path / "replayed", None, False)
         assert run.rounds == 25
         same_models(processes, run)
-
-
-@NETWORKS
-def test_four_tiers_and_gateways_have_the_bits_of_the_simulation(tmp_path, mqtt):
-    """Each node in a thread of its own, with links over TLS."""
-    roster = {"east": {"t0": ["d0", "d2"], "t1": ["d1"]}, "west": {"t2": ["d3", "d4"]}}
-    federation, keys, file = data(5, 1), tmp_path / "federation", tmp_path / "job.toml"
-    network = {"shape": [3], "classes": 3, "teams": roster, "gateways": {"lab": ["d0", "d2"]}}
-    settings = {"batch_size": 4, "seed": 3}
-    values = {**PERMFL, **settings, "model": "mclr", "rounds": 2, "device_participation": 0.5, "network": network}
-    file.write_text(tomli_w.dumps(values))
-    job = settle(file)
-    make_authority(keys)
-    for k, name in enumerate(federation.ids.tolist()):
-        write_device(tmp_path / f"{name}.npz", federation, k)
-
-    def run(program: Any, name: str, *given: Any, **more: Any) -> str:
-        """Start a node; returns where it listens."""
-        place, told = enrol(keys, name), queue.SimpleQueue()
-        listening = {"started": told.put} if program is not run_devices else {}
-        state = {} if program is run_server else {"state": tmp_path / "state" / place.name}
-        threads[name] = pool.submit(program, *given, keys=place, **listening, **state, **more)
-        return told.get(timeout=60).replace(" as ", "/") if listening else ""
-
-    threads: dict[str, Any] = {}
-    with Mosquitto(keys) if mqtt else nullcontext() as broker, ThreadPoolExecutor(16) as pool:
-        here = {"listen": "127.0.0.1:0" if broker is None else broker.via}
-        server = run(run_server, "server", job, **here, folder=tmp_path / "run", stop=lambda: False)
-        for region, teams in roster.items():
-            above = run(run_team, f"team1/{region}", region, server, **here)
-            for team, devices in teams.items():
-                parent = run(run_team, f"team2/{team}", team, above, **here)
-                files = {name: tmp_path / f"{name}.npz" for name in devices}
-                if team == "t0":
-                    run(run_devices, "gateway/lab", parent, data=files)
-                for name in () if team == "t0" else devices:
-                    run(run_devices, f"device/{name}", parent, data={name: files[name]})
-        for name, thread in threads.items():
-            assert thread.result(90) == (None if name == "server" else "done")
-    team, region = ["t0", "t1", "t0", "t2", "t2"], ["east", "east", "west"]
-    tree, method = Topology.build(federation.ids, team, region), PerMFL(device_steps=2, team_rounds=2)
-    with make_loop(method, federation, "mclr", topology=tree, device_participation=0.5, **settings) as loop:
-        simulated = loop.run(2)
-    parameters = simulated.context.objective.parameters
-    assert simulated.personal is not None
-    for row, name in zip(simulated.personal, simulated.device_ids.tolist(), strict=True):
-        (path,) = tmp_path.glob(f"state/*/*/device-{name}/models/personal.safetensors")
-        own = parameters(row.unsqueeze(0))
-        assert torch.equal(torch.cat([own[key].flatten() for key in sorted(own)]), flat(path))
-    assert read_absences(tmp_path / "run" / "absences.csv") == []
 
 
 def test_devices_join_and_leave_during_a_run_and_the_replay_has_the_same_bits(tmp_path):

@@ -98,6 +98,9 @@ def enrol(
     request: Annotated[
         bool, typer.Option("--request", help="Make a key here and a request NAME.csr for the authority to sign.")
     ] = False,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Make a new certificate for the key that the node has already.")
+    ] = False,
     job: InJob = None,
     team: Annotated[str | None, typer.Option("--team", metavar="NAME", help="With --job: the team it joins.")] = None,
 ) -> None:
@@ -105,6 +108,9 @@ def enrol(
     from polytier.engines.network import keys
 
     check_address(name)
+    if renew:
+        say(f"copy {keys.renew(folder, name)} to the --keys of {name}; it need not be started again")
+        return
     if job is not None:
         from polytier.runs.roster import change_roster
 
@@ -146,10 +152,10 @@ def revoke(name: Name, folder: Folder = Path("federation"), job: InJob = None) -
 
         change_roster(job, device_of(name), None, there=False)
         say(f"{name} is no longer in the roster of {job}; a server that runs goes on without it after this round")
-    serial = keys.revoke(folder, name)
+    keys.revoke(folder, name)
     say(
-        f"{name} ({serial:x}) is in {folder / keys.REVOKED}; a running server or team whose --keys are in {folder} "
-        "closes its link at the next call. Copy the file to the --keys of teams elsewhere"
+        f"{name} is in {folder / keys.REVOKED}; a running server or team whose --keys are in {folder} closes its link "
+        "at the next call. Copy the file to the --keys of nodes elsewhere"
     )
 
 

@@ -87,6 +87,15 @@ def read_bytes(path: Path) -> bytes:
         return file.read()
 
 
+def version(path: Path) -> tuple[int, int, int] | None:
+    """What changes when a file does, also if two changes have the same time; None if there is no such file."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
 def digest_of(path: Path) -> str:
     """The SHA-256 digest of a regular file."""
     digest = sha256()

@@ -67,6 +67,7 @@ KEYS = {
     "devices": [],
     "gateways": {},
 }
+MOST_TRIED, WIDTH_TRIED = 256, 8  # a job with more devices is tried with so many children of each node
 DTYPES = {"float32": torch.float32, "uint8": torch.uint8, "int64": torch.int64}
 TEMPLATE = """algorithm = "permfl"
 model = "mclr"
@@ -410,7 +411,7 @@ def settle(path: Path) -> Job:
         The complete job.
     """
     job = read_job(path)
-    tree = pruned(job.tree, 2)
+    tree = job.tree if job.tree.size(job.tree.leaf) <= MOST_TRIED else pruned(job.tree, WIDTH_TRIED)
     some = job.population(tree, {str(name): (4, 2, 2) for name in tree.names[-1]})
     assembly = job.assemble(tree, made_up(some, tree))
     try:

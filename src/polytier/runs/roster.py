@@ -17,6 +17,7 @@ from torch import Tensor
 from polytier._terminal import event
 from polytier.engines.network.versions import carried
 from polytier.files.csv_records import read_records, write_records
+from polytier.files.read import version
 from polytier.files.write import write_text
 from polytier.runs.job import Job, make_job, read_job
 from polytier.runs.spec import read_toml, to_toml
@@ -82,12 +83,6 @@ class RosterFile:
             return job
         table = {**job.network, **{key: now.network[key] for key in ("teams", "devices", "gateways")}}
         return replace(job, network=table, roster=now.roster)
-
-
-def version(path: Path) -> tuple[int, int, int]:
-    """What changes with a file; two changes may have the same time."""
-    stat = path.stat()
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 def change_roster(path: Path, device: str, team: str | None, there: bool) -> None:

@@ -1,6 +1,7 @@
 """Keys and certificates: an authority of the federation, certificates with the names of nodes, revocation.
 
 FOLDER/ca.key.pem, ca.pem    the authority; the key stays with whoever enrols nodes
+FOLDER/issued.txt            serial number and name of every certificate, one per line
 FOLDER/revoked.txt           serial numbers of certificates that are no longer valid, one per line
 FOLDER/NODE/                 key.pem, cert.pem, ca.pem: what the node NODE needs, in which / is written as -
 """
@@ -16,9 +17,11 @@ from typing import Any
 
 from polytier._errors import missing
 from polytier._terminal import event
+from polytier.files.read import version
 
 log = logging.getLogger("polytier")
-CA_KEY, CA, KEY, CERTIFICATE, REVOKED = "ca.key.pem", "ca.pem", "key.pem", "cert.pem", "revoked.txt"
+CA_KEY, CA, KEY, CERTIFICATE = "ca.key.pem", "ca.pem", "key.pem", "cert.pem"
+ISSUED, REVOKED = "issued.txt", "revoked.txt"
 CA_DAYS, DAYS = 3650, 398
 SERVER = "server"
 
@@ -72,15 +75,48 @@ def enrol(folder: Path, name: str) -> Path:
     Returns:
         The folder to carry to the node.
     """
-    _, _, serialization, ec, _ = crypto()
-    key = ec.generate_private_key(ec.SECP256R1())
-    certificate = signed(key.public_key(), name, *authority(folder), DAYS)
-    place = folder / name.replace("/", "-")
+    *_, ec, _ = crypto()
+    key, place = ec.generate_private_key(ec.SECP256R1()), folder / name.replace("/", "-")
+    authority(folder)
     place.mkdir(mode=0o700, exist_ok=True)
     write_private(place / KEY, private(key))
-    (place / CERTIFICATE).write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    certify(folder, key.public_key(), name, place / CERTIFICATE)
     (place / CA).write_bytes((folder / CA).read_bytes())
     return place
+
+
+def renew(folder: Path, name: str) -> Path:
+    """Make a new certificate for the key of a node that was enrolled here.
+
+    Returns:
+        The certificate, a file to carry to the node.
+
+    Raises:
+        ValueError: The node has no key here.
+    """
+    _, _, serialization, _, _ = crypto()
+    place = folder / name.replace("/", "-")
+    if not (place / KEY).exists():
+        raise ValueError(f"{place} has no {KEY}; sign the request of a node whose key is elsewhere once more")
+    key = serialization.load_pem_private_key((place / KEY).read_bytes(), None)
+    certify(folder, key.public_key(), name, place / CERTIFICATE)
+    return place / CERTIFICATE
+
+
+def certify(folder: Path, public: Any, name: str, out: Path) -> None:
+    """Write a certificate, and note it in the list of the authority."""
+    _, _, serialization, _, _ = crypto()
+    certificate = signed(public, name, *authority(folder), DAYS)
+    with (folder / ISSUED).open("a") as issued:
+        issued.write(f"{certificate.serial_number:x} {name}\n")
+    replace_file(out, certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file that other programs read meanwhile."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_bytes(data)
+    os.replace(partial, path)
 
 
 def make_request(folder: Path, name: str) -> Path:
@@ -109,7 +145,7 @@ def sign_request(folder: Path, path: Path) -> tuple[str, Path]:
     Raises:
         ValueError: The file is no valid request.
     """
-    x509, _, serialization, _, NameOID = crypto()
+    x509, _, _, _, NameOID = crypto()
     try:
         request = x509.load_pem_x509_csr(path.read_bytes())
         (name,) = request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
@@ -117,37 +153,59 @@ def sign_request(folder: Path, path: Path) -> tuple[str, Path]:
             raise ValueError("its signature is wrong")
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} is no request for a certificate: {error}") from None
-    certificate = signed(request.public_key(), name.value, *authority(folder), DAYS)
     out = path.with_suffix(".crt")
-    out.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    certify(folder, request.public_key(), name.value, out)
     return name.value, out
 
 
-def revoke(folder: Path, name: str) -> int:
-    """Note that the certificate of a node is no longer valid; returns its serial number.
+def revoke(folder: Path, name: str) -> list[int]:
+    """Note that the certificates of a node are no longer valid; returns their serial numbers.
 
-    The list is copied to the folders of the server and of teams that are here.
+    The list is copied to the folders of nodes that are here.
 
     Raises:
-        ValueError: The node has no certificate here.
+        ValueError: The node has no certificate of this authority.
     """
+    serials = issued(folder, name)
+    if not serials:
+        raise ValueError(f"{folder / ISSUED} has no {name}; give the name of a node that was enrolled here")
+    text = "".join(f"{number:x}\n" for number in sorted({*revoked(folder / REVOKED), *serials}))
+    for place in (folder, *(path.parent for path in folder.glob(f"*/{KEY}"))):
+        replace_file(place / REVOKED, text.encode())
+    return serials
+
+
+def issued(folder: Path, name: str) -> list[int]:
+    """The serial numbers of all certificates of a node, which may have been renewed."""
     x509, *_ = crypto()
-    path = folder / name.replace("/", "-") / CERTIFICATE
-    if not path.exists():
-        raise ValueError(f"{path} does not exist; give the name of a node that was enrolled here")
-    serial = x509.load_pem_x509_certificate(path.read_bytes()).serial_number
-    known = revoked(folder / REVOKED) | {serial}
-    places = [folder, folder / SERVER, *folder.glob("team*-*")]
-    for place in (place for place in places if place.is_dir()):
-        partial = place / f"{REVOKED}.partial"
-        partial.write_text("".join(f"{number:x}\n" for number in sorted(known)))
-        os.replace(partial, place / REVOKED)
-    return serial
+    lines = (folder / ISSUED).read_text().splitlines() if (folder / ISSUED).exists() else []
+    found = {int(serial, 16) for serial, _, whose in (line.partition(" ") for line in lines) if whose == name}
+    path = folder / name.replace("/", "-") / CERTIFICATE  # an authority of an earlier version has no list
+    if path.exists():
+        found.add(x509.load_pem_x509_certificate(path.read_bytes()).serial_number)
+    return sorted(found)
 
 
 def revoked(path: Path) -> set[int]:
     """The serial numbers in a list of revoked certificates; none if there is no list."""
     return {int(line, 16) for line in path.read_text().split()} if path.exists() else set()
+
+
+class Revocations:
+    """The list of revoked certificates in the folder of a node; it is read again when it changes.
+
+    Args:
+        keys: The folder.
+    """
+
+    def __init__(self, keys: Path) -> None:
+        self._path, self._seen, self._serials = keys / REVOKED, None, set()
+
+    def __contains__(self, serial: int) -> bool:
+        now = version(self._path)
+        if now != self._seen:
+            self._seen, self._serials = now, revoked(self._path)
+        return serial in self._serials
 
 
 def private(key: Any) -> bytes:
@@ -206,6 +264,31 @@ def certificate_name(keys: Path) -> str:
 # -- TLS ----------------------------------------------------------------------------------------------
 
 
+class Renewed(ssl.SSLContext):
+    """Settings of TLS that follow the files they were read from: new links show the newest certificate."""
+
+    folder: Path
+    seen: tuple[Any, ...]
+
+    def read(self, folder: Path) -> None:
+        """Read key, certificate and authority."""
+        self.folder, self.seen = folder, self._versions(folder)
+        self.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+        self.load_verify_locations(folder / CA)
+
+    def wrap_bio(self, *args: Any, **settings: Any) -> ssl.SSLObject:
+        """Begin a link."""
+        if self._versions(self.folder) != self.seen:
+            try:
+                self.read(self.folder)
+            except (OSError, ssl.SSLError) as error:
+                log.warning("the keys in %s cannot be read (%s); those read before are used", self.folder, error)
+        return super().wrap_bio(*args, **settings)
+
+    def _versions(self, folder: Path) -> tuple[Any, ...]:
+        return tuple(version(folder / name) for name in (KEY, CERTIFICATE, CA))
+
+
 class LoggedHandshake(ssl.SSLObject):
     """A link that is accepted; a handshake that fails is one line in the log."""
 
@@ -230,15 +313,14 @@ def tls(folder: Path, listens: bool) -> ssl.SSLContext:
     Raises:
         ValueError: A file is missing or cannot be read.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if listens else ssl.PROTOCOL_TLS_CLIENT)
+    context = Renewed(ssl.PROTOCOL_TLS_SERVER if listens else ssl.PROTOCOL_TLS_CLIENT)
     if listens:
         context.sslobject_class = LoggedHandshake
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # names of nodes are checked instead, against the roster
     context.verify_mode = ssl.CERT_REQUIRED
     try:
-        context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
-        context.load_verify_locations(folder / CA)
+        context.read(folder)
     except (OSError, ssl.SSLError) as error:
         raise ValueError(
             f"{folder} needs {KEY}, {CERTIFICATE} and {CA} ({error}); make them with `polytier federation enrol NAME`"

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Protocol
 
 from polytier._terminal import event
-from polytier.engines.network.keys import REVOKED, revoked
+from polytier.engines.network.keys import Revocations
 from polytier.engines.network.message import Message, Refused, buffers, decode
 
 log = logging.getLogger("polytier")
@@ -134,7 +134,7 @@ class LinkHub:
         self._by_name: dict[str, Link] = {}
         self._came: queue.SimpleQueue[tuple[str, bytearray | None]] = queue.SimpleQueue()
         self._guard = threading.RLock()
-        self._revoked: tuple[float, set[int]] = (0.0, set())
+        self._revoked = Revocations(keys)
         self.traffic: Counter[tuple[str, str]] = Counter()  # bytes of messages by certificate and way ("down", "up")
         self._stopped = False
 
@@ -149,7 +149,7 @@ class LinkHub:
             link = self._by_name.get(address)
         if link is None or not link.callable:
             return None
-        if link.serial in self._revocations():
+        if link.serial in self._revoked:
             self.forget(link.name, "its certificate was revoked")
             return None
         self.traffic[link.certificate, "down"] += link.send(message)
@@ -213,13 +213,6 @@ class LinkHub:
         self._stopped = True
         self._shut()
 
-    def _revocations(self) -> set[int]:
-        path = self._keys / REVOKED
-        changed = path.stat().st_mtime if path.exists() else 0.0
-        if changed != self._revoked[0]:
-            self._revoked = changed, revoked(path)
-        return self._revoked[1]
-
     def _send_world(self, link: Link) -> None:
         with self._guard:
             world = None if link.world_sent else self.gate.world(link.names)
@@ -275,7 +268,7 @@ class LinkHub:
 
     def _greet(self, socket: Socket) -> Link:
         certificate, serial = socket.peer
-        if serial in self._revocations():
+        if serial in self._revoked:
             raise Refused("its certificate was revoked")
         hello = decode(socket.receive(OPEN), FIRST_MESSAGE)
         if hello.kind != "hello":
@@ -313,12 +306,14 @@ class Uplink:
 
     Args:
         parent: Where the parent is.
+        keys: Folder with the key and certificates of this node.
         hello: What to say first.
         largest: Largest message in bytes.
     """
 
-    def __init__(self, parent: str, hello: Message, largest: int) -> None:
+    def __init__(self, parent: str, keys: Path, hello: Message, largest: int) -> None:
         self.parent, self.hello, self.largest = parent, hello, largest
+        self._keys, self._revoked = keys, Revocations(keys)
         self._came: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._waiting: dict[str, int] = {}  # by node: the number of the newest question
         self._seen: set[int] = set()  # numbers of all questions over this link
@@ -416,7 +411,9 @@ class Uplink:
 
     def _dial(self) -> None:
         with self._open() as socket:
-            name = socket.peer[0]
+            name, serial = socket.peer
+            if serial in self._revoked:
+                raise Refused("its certificate was revoked")
             if name.partition("/")[0].rstrip("0123456789") not in ("server", "team"):
                 raise Refused(f"its certificate is that of {name!r}, which is neither a server nor a team")
             self._waiting, self._seen = {}, set()

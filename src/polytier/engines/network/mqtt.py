@@ -388,11 +388,11 @@ class MqttUplink(Uplink):
 
     def __init__(self, parent: str, keys: Path, hello: Message, largest: int) -> None:
         host, _, self._above = parent.removeprefix(MQTT).partition("/")
-        self._via, self._keys = MQTT + host, keys
+        self._via = MQTT + host
         split_address(host)
         certificate_name(keys)
         tls(keys, listens=False)
-        super().__init__(parent, hello, largest)
+        super().__init__(parent, keys, hello, largest)
 
     def _open(self) -> AbstractContextManager[Socket]:
         return tunnel_to(self._above, self._via, self._keys, self.largest, lambda: self.ended is not None)

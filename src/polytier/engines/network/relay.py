@@ -67,7 +67,7 @@ class Relay(WebSocketHub):
         (certificate, serial), key = socket.peer, threading.get_ident()
         self._passing[key] = certificate, threading.current_thread()
         try:
-            if serial in self._revocations():
+            if serial in self._revoked:
                 raise Refused("its certificate was revoked")
             hello = decode(socket.receive(OPEN), FIRST_MESSAGE)
             if hello.kind != "hello" or not isinstance(hello.facts.setdefault(VIA, []), list):
@@ -95,7 +95,7 @@ class Relay(WebSocketHub):
         with contextlib.suppress(Closed, Refused):
             while True:
                 data = source.receive()
-                if serial is not None and serial in self._revocations():
+                if serial is not None and serial in self._revoked:
                     log.warning("%s: its certificate was revoked; its link is closed", certificate)
                     break
                 self.traffic[certificate, way] += len(data)

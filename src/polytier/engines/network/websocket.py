@@ -188,7 +188,7 @@ class WebSocketUplink(Uplink):
     def __init__(self, parent: str, keys: Path, hello: Message, largest: int) -> None:
         self._tls = tls(keys, listens=False)
         self._host, self._port = split_address(parent)
-        super().__init__(parent, hello, largest)
+        super().__init__(parent, keys, hello, largest)
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[Socket]:
