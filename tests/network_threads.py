@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,16 @@ import torch
 from brokers import Mosquitto
 from network_processes import flat, write_device
 from network_tree import data
-from polytier import Run
+from polytier import ALGORITHMS, Run
 from polytier.engines.network.absences import FILE, read_absences
 from polytier.engines.network.keys import enrol, make_authority
 from polytier.runs.job import Job, settle
 from polytier.runs.join import run_devices, run_team
 from polytier.runs.loop import Loop
 from polytier.runs.serve import run_server
+from short_methods import SHORT, short
 
-SECONDS = 120  # until a test gives up
+SECONDS = 60  # until a test gives up
 TEAMS = {"t0": ["d0", "d2"], "t1": ["d1", "d3"]}
 REGIONS = {"east": {"t0": ["d0", "d2"], "t1": ["d1"]}, "west": {"t2": ["d3", "d4"]}}
 STEPS: dict[str, Any] = {"device_steps": 2}
@@ -43,6 +44,8 @@ METHODS: dict[str, dict[str, Any]] = {  # those whose bits are compared over eac
     "scaffold": {"algorithm": "scaffold", "set": STEPS},
     "ditto": {"algorithm": "ditto", "set": STEPS},
 }
+OTHERS = sorted(set(ALGORITHMS) - {"oracle", "fc"} - {about["algorithm"] for about in METHODS.values()})
+NEEDED: dict[str, dict[str, Any]] = {"mfa-rand": METHODS["mfa-rr"], "validation": {"split": "3:1:1"}}
 PARTS: dict[str, dict[str, Any]] = {
     "all": {},
     "half": {"team_participation": 0.5, "device_participation": 0.5},
@@ -62,7 +65,8 @@ class Threads:
         self.folder, self.broker = folder, broker
         self.teams: dict[str, Any] = settings.pop("teams", TEAMS)
         self.devices = sorted(name for _, names in leaves(self.teams) for name in names)
-        self.federation = data(len(self.devices), 1)
+        shares = tuple(int(n) for n in settings.get("split", "3:0:1").split(":"))
+        self.federation = data(len(self.devices), 1, shares)
         network = {"shape": [3], "classes": 3, "teams": self.teams, **settings.pop("network", {})}
         values = {"model": "mclr", "rounds": 2, "batch_size": 4, "seed": 3, **settings, "network": network}
         file = folder / "job.toml"
@@ -73,20 +77,23 @@ class Threads:
             make_authority(self.keys)
         for k, name in enumerate(self.devices):
             write_device(folder / f"{name}.npz", self.federation, k)
-        self._threads: dict[str, Any] = {}
+        self._started = 0
+        self._ended: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
 
     def run(self) -> None:
         """Train; returns when all nodes have ended by themselves."""
         here = {"listen": "127.0.0.1:0" if self.broker is None else self.broker.via}
-        with ThreadPoolExecutor(32) as self._pool:
-            never, out = (lambda: False), self.folder / "run"
-            server = self._start(run_server, "server", self.job, **here, folder=out, stop=never)
-            if self.job.tree.num_tiers == 2:
-                self._start_devices(self.devices, server)
-            else:
-                self._grow(self.teams, server, 1, here)
-            for name, thread in self._threads.items():
-                assert thread.result(SECONDS) == (None if name == "server" else "done")
+        about: Any = {"folder": self.folder / "run", "stop": lambda: False}
+        server = self._start(run_server, "server", self.job, **here, **about)
+        if self.job.tree.num_tiers == 2:
+            self._start_devices(self.devices, server)
+        else:
+            self._grow(self.teams, server, 1, here)
+        for _ in range(self._started):
+            name, outcome = self._ended.get(timeout=SECONDS)
+            if isinstance(outcome, Exception):
+                raise outcome
+            assert outcome == (None if name == "server" else "done"), name
 
     def _grow(self, teams: dict[str, Any], parent: str, tier: int, here: dict[str, str]) -> None:
         kind = "team" if self.job.tree.num_tiers == 3 else f"team{tier}"
@@ -112,10 +119,20 @@ class Threads:
     def _start(self, program: Any, name: str, *given: Any, **more: Any) -> str:
         """Start a node; returns where it listens."""
         place, told = enrol(self.keys, name), queue.SimpleQueue()
-        listening = {"started": told.put} if program is not run_devices else {}
-        state = {} if program is run_server else {"state": self.folder / "state" / place.name}
-        self._threads[name] = self._pool.submit(program, *given, keys=place, **listening, **state, **more)
-        return told.get(timeout=SECONDS).replace(" as ", "/") if listening else ""
+        if program is not run_devices:
+            more["started"] = told.put
+        if program is not run_server:
+            more["state"] = self.folder / "state" / place.name
+
+        def work() -> None:
+            try:
+                self._ended.put((name, program(*given, keys=place, **more)))
+            except Exception as error:
+                self._ended.put((name, error))
+
+        threading.Thread(target=work, daemon=True).start()
+        self._started += 1
+        return told.get(timeout=SECONDS).replace(" as ", "/") if "started" in more else ""
 
     def simulated(self) -> Run:
         """The simulation of the same job."""
@@ -141,6 +158,12 @@ class Threads:
                 compared += 1
         assert compared
         assert read_absences(self.folder / "run" / FILE) == []
+
+
+def other(name: str) -> dict[str, Any]:
+    """The settings of another method, with few steps."""
+    fields = {} if name in NEEDED else {"set": {k: v for k, v in vars(short(name)).items() if k in SHORT}}
+    return {**fields, **NEEDED.get(name, {}), "algorithm": name}
 
 
 def leaves(teams: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:

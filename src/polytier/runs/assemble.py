@@ -124,6 +124,7 @@ def assemble(
     engine: EngineFactory | None = None,
     inner_tile: int | None = None,
     objectives: Objectives | None = None,
+    whole: bool = True,
 ) -> Assembly:
     """Make all parts of a run from its settings. Parts that are given as objects are used as they are.
 
@@ -143,6 +144,7 @@ def assemble(
         engine: A callable that makes the engine, such as a class that `polytier.Engine` describes.
         inner_tile: Number of teams computed at once.
         objectives: A cache. Pass the same dictionary to several calls to trace equal graphs only once.
+        whole: Whether this is the tree of the run. In a part of it the method does not check the number of devices.
 
     Returns:
         The parts of the run, for `polytier.Loop`.
@@ -220,7 +222,7 @@ def assemble(
             check_tiers(each.algorithm, each.topology.tier_names)
             check_fields(each)
         note_flat(tree, list(contexts.values()))
-        for warning in algorithm.check(server_of(context)):
+        for warning in algorithm.check(server_of(context)) if whole else ():
             log.warning("%s", warning)
         codec, upload = make_codec(codec or spec.codec or spec.dtype), make_upload(upload or spec.upload)
         layout = {"tile": spec.tile, "inner_tile": inner_tile, "workers": spec.workers}

@@ -218,7 +218,11 @@ class Job:
         return methods[""] if "" in methods else make_method(self.spec.algorithm, own_fields(self.spec), methods)
 
     def assemble(
-        self, tree: Topology, federation: Federation | Population, engine: EngineFactory | None = None
+        self,
+        tree: Topology,
+        federation: Federation | Population,
+        engine: EngineFactory | None = None,
+        whole: bool = True,
     ) -> Assembly:
         """The parts of a run at one node.
 
@@ -226,11 +230,12 @@ class Job:
             tree: The tree of its world.
             federation: Its data; a population for nodes without data.
             engine: Makes the engine.
+            whole: Whether the tree is that of the run.
         """
         if isinstance(federation, Population):
             federation = without_samples(federation)
-        topology = tree if tree.num_tiers > 2 else None
-        return assemble(self.spec, algorithm=self.method(), federation=federation, topology=topology, engine=engine)
+        parts: Any = {"federation": federation, "topology": tree if tree.num_tiers > 2 else None}
+        return assemble(self.spec, algorithm=self.method(), **parts, engine=engine, whole=whole)
 
 
 def in_federation_order(tree: Topology) -> Topology:

@@ -235,7 +235,7 @@ class Devices(Child):
         trees = {name: read_tree(about["nodes"][name]["tree"]) for name in self.names}
         federations = {name: job.rescaled(federation) for name, federation in self.federations.items()}
         first = self.names[0]
-        assembly = job.assemble(trees[first], federations[first])
+        assembly = job.assemble(trees[first], federations[first], whole=False)
         exchange = Exchange(assembly.codec, assembly.upload)
         for name, tree in trees.items():
             context = world_context(assembly.context, tree, federations[name])
@@ -324,7 +324,7 @@ class Team(Child):
         world = about["nodes"][self.names[0]]
         tree, hub = read_tree(world["tree"]), self.hub
         population = job.population(tree, world["counts"])
-        assembly = job.assemble(tree, population)
+        assembly = job.assemble(tree, population, whole=False)
         exchange = Exchange(assembly.codec, assembly.upload)
         context = world_context(assembly.context, tree, without_samples(population))
         tier = {part.name: self.gate.tier for part in context.parts}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from network_tree import data, over_network, same, simulated
-from polytier import ALGORITHMS, MFARR, CoBo, FedAvg, PerMFL, SFedHP, Topology
+from polytier import MFARR, CoBo, FedAvg, PerMFL, SFedHP, Topology
 from polytier.method.call import Diverged
 from short_methods import short
 
@@ -74,19 +74,6 @@ def test_features_of_frozen_layers_have_the_bits_of_the_simulation():
 
 def test_last_answers_of_those_not_drawn_have_the_bits_of_the_simulation():
     check(short("fedavg"), absent="stale", device_participation=0.5)
-
-
-OTHERS = sorted(
-    set(ALGORITHMS)
-    - {"permfl", "pfedmt", "fedavg", "scaffold", "ditto", "hier-fedavg", "sfedhp", "cobo", "mfa-rr", "mfa-rand"}
-    - {"oracle", "fc"}  # need the true groups, which only a simulation knows
-)
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_all_other_methods_have_the_bits_of_the_simulation(name):
-    federation = data(split=(3, 1, 1)) if name == "validation" else data()
-    check(short(name), federation)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "hier-fedavg"])
