@@ -141,6 +141,15 @@ class Spaces:
         """Cut the cable of a node, or put it back."""
         quiet("ip", "-n", BRIDGE, "link", "set", f"v{self.number[name]}", "up" if up else "down")
 
+    def slow(self, name: str) -> bool:
+        """Make the link of a node one of 250 kB/s, 100 ms and 0.1 % loss each way; returns whether that is possible."""
+        k, words = (
+            self.number[name],
+            ["root", "netem", "rate", "2mbit", "delay", "100ms", "loss", "0.1%", "limit", "10000"],
+        )
+        ends = ((BRIDGE, f"v{k}"), (f"pt{k}", "eth0"))
+        return self.real and all(quiet("tc", "-n", n, "qdisc", "add", "dev", d, *words) for n, d in ends)
+
     def capture(self, path: Path) -> subprocess.Popen[bytes]:
         """Write everything that passes the switch to a file."""
         words = ["ip", "netns", "exec", BRIDGE] if self.real else []
