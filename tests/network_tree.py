@@ -90,6 +90,7 @@ class Tree:
         parent = None
         if own.startswith("team"):
             hub = self.hubs.setdefault(own, InMemory(self.lose))
+            hub.hang_up()
             parent = self._parent(context, tier, hub)
             for part in (context, *context.parts):
                 part.engine = parent

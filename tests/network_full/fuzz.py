@@ -108,6 +108,7 @@ def to_parent(tree: Tree, question: Question, message: Message, draw: random.Ran
     handle, before = hub.children[name], dict(hub.closed)
     hub.closed.pop(name, None)
     taken: dict[str, Any] = {}
+    tree.server.asked[name] = {number}
     tree.server._take((name, changed(message, draw)), {name: (name, number)}, question, taken, {})
     refused = name in hub.closed
     hub.dial(name, handle)

@@ -227,10 +227,11 @@ class Federation:
 
     def kept(self) -> dict[str, Path]:
         """The models that all nodes have kept."""
-        found = {"server": path for path in self.models("server")}
-        for path in (path for name in self.names if name != "server" for path in self.models(name)):
-            found[path.parts[-3].replace("-", "/", 1)] = path
-        return found
+        paths = [path for name in self.names if name != "server" for path in self.models(name)]
+        found = {path.parts[-3].replace("-", "/", 1): path for path in paths}
+        return found | dict.fromkeys(
+            ["server"] * bool(self.models("server")), self.out / "models" / "global.safetensors"
+        )
 
     def ended(self, name: str) -> bool:
         return self.spaces.processes[name].poll() is not None
@@ -287,7 +288,7 @@ def separate(folder: Path) -> dict[str, Any]:
 
 
 def faults(folder: Path, mqtt: bool = False, number: int = 100) -> dict[str, Any]:
-    """kill -9 and SIGSTOP of each role in the middle of a round, a link that is down for 30 s, then faults at random."""
+    """kill -9 and SIGSTOP of each role in mid-round, a link that is down for 30 s, then faults at random."""
     draw = random.Random(0)
     with Federation(folder, 3000, {"device_steps": 40, "team_rounds": 2}, mqtt=mqtt) as nodes:
         spaces, started = nodes.spaces, time.monotonic()

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ class Spaces:
         self.folder, self.names, self.real = folder, names, allowed()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.number = {name: k + 1 for k, name in enumerate(names)}
+        self._wire: subprocess.Popen[bytes] | None = None
         self.users, self.python = False, sys.executable
         self.packages = ""
         for name in names:
@@ -142,13 +144,21 @@ class Spaces:
         quiet("ip", "-n", BRIDGE, "link", "set", f"v{self.number[name]}", "up" if up else "down")
 
     def slow(self, name: str) -> bool:
-        """Make the link of a node one of 250 kB/s, 100 ms and 0.1 % loss each way; returns whether that is possible."""
-        k, words = (
-            self.number[name],
-            ["root", "netem", "rate", "2mbit", "delay", "100ms", "loss", "0.1%", "limit", "10000"],
-        )
-        ends = ((BRIDGE, f"v{k}"), (f"pt{k}", "eth0"))
-        return self.real and all(quiet("tc", "-n", n, "qdisc", "add", "dev", d, *words) for n, d in ends)
+        """Give a node a slow cable (see `wire.py`); returns whether that is possible."""
+        if not self.real or not Path("/dev/net/tun").exists():
+            return False
+        space, ends = f"pt{self.number[name]}", ("ptwire0", "ptwire1")
+        self._wire = subprocess.Popen([sys.executable, "-m", "network_full.wire", *ends])
+        while not all((Path("/sys/class/net") / end).exists() for end in ends):
+            assert self._wire.poll() is None, "the cable cannot be made"
+            time.sleep(0.05)
+        quiet("ip", "-n", space, "link", "del", "eth0")
+        for end, where in zip(ends, (BRIDGE, space), strict=True):
+            quiet("ip", "link", "set", end, "netns", where)
+        quiet("ip", "-n", BRIDGE, "link", "set", ends[0], "master", "br0", "up")
+        quiet("ip", "-n", space, "link", "set", ends[1], "name", "eth0")
+        quiet("ip", "-n", space, "addr", "add", f"{self.host(name)}/24", "dev", "eth0")
+        return quiet("ip", "-n", space, "link", "set", "eth0", "up")
 
     def capture(self, path: Path) -> subprocess.Popen[bytes]:
         """Write everything that passes the switch to a file."""
@@ -168,5 +178,8 @@ class Spaces:
             with contextlib.suppress(ProcessLookupError):
                 self.send(name, signal.SIGCONT)
             self.kill(name)
+        if self._wire is not None:
+            self._wire.kill()
+            self._wire.wait()
         if self.real:
             self._remove()

@@ -7,7 +7,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,7 @@ import torch
 pytest.importorskip("websockets")
 pytest.importorskip("paho.mqtt")
 
-from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.exceptions import WebSocketException
 
 from brokers import MISSING, MOSQUITTO, Mosquitto
 from polytier.engines.network.contents import Limits, as_tensor, from_tensor
@@ -36,12 +35,13 @@ from polytier.engines.network.keys import (
 )
 from polytier.engines.network.links import Closed, LinkHub, Uplink
 from polytier.engines.network.message import Message, Refused, decode, encode
-from polytier.engines.network.mqtt import Broker, tunnel_to
+from polytier.engines.network.mqtt import Broker
 from polytier.engines.network.transport import MQTT, open_hub, open_uplink
-from polytier.engines.network.websocket import WebSocket, split_address, wait_for
+from polytier.engines.network.websocket import split_address
 from polytier.runs.admission import Admission, hello, those_counted
 from polytier.runs.job import make_job
 from polytier.runs.node_versions import PROTOCOL
+from raw_links import Raw, closed, raw_link
 
 LARGEST = 1 << 16
 ROSTER = {"devices": ["ann", "bob"], "gateways": {"lab": ["ann", "bob"]}, "shape": [3], "classes": 3}
@@ -86,38 +86,8 @@ def make_uplink(hub: LinkHub, keys: Path, largest: int = LARGEST) -> Uplink:
     return open_uplink(f"{via}/{name}" if name else via, keys, hello(["device/ann"]), largest)
 
 
-class Raw:
-    """A link over which anything can be sent."""
-
-    def __init__(self, link: Any, send: Callable[[bytes | str], Any]) -> None:
-        self._link, self._send = link, send
-
-    def send(self, data: bytes | str) -> None:
-        with suppress(ConnectionClosed, Closed):  # the other side may be quicker
-            self._send(data)
-
-    def receive(self) -> Message:
-        return decode(self._link.receive(30), 1 << 20)
-
-
-@contextmanager
-def dial(hub: LinkHub, keys: Path) -> Iterator[Raw]:
-    via, _, name = hub.address.partition(" as ")
-    if via.startswith(MQTT):
-        with tunnel_to(name, via, keys, 1 << 20, lambda: False) as tunnel:
-            yield Raw(tunnel, lambda data: tunnel.send([memoryview(data.encode() if isinstance(data, str) else data)]))
-        return
-    # the client of websockets.sync reads and writes in two threads, which TLS of Python before 3.13 does not allow
-    quiet: Any = {"compression": None, "proxy": None, "open_timeout": 60}
-    connection = wait_for(opened(f"wss://{hub.address}/", ssl=tls(keys, listens=False), **quiet))
-    try:
-        yield Raw(WebSocket(connection), lambda data: wait_for(connection.send(data)))
-    finally:
-        wait_for(connection.close())
-
-
-async def opened(*to: Any, **settings: Any) -> Any:
-    return await connect(*to, **settings)
+def dial(hub: LinkHub, keys: Path) -> AbstractContextManager[Raw]:
+    return raw_link(hub.address.replace(" as ", "/"), keys)
 
 
 def until(happened: Callable[[], Any]) -> None:
@@ -154,14 +124,6 @@ def greeted(hub: LinkHub, keys: Path) -> Message:
     with dial(hub, keys) as socket:
         socket.send(encode(hello(["device/ann"])))
         return received(socket)
-
-
-def closed(socket: Raw) -> bool:
-    try:
-        while True:
-            socket.receive()
-    except (Closed, Refused):  # refused: it was closed because of what this side sent
-        return True
 
 
 def warnings(caplog: Any) -> list[str]:

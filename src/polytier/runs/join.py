@@ -276,6 +276,7 @@ class Team(Child):
         self.listen, self.keys, self.started = listen, keys, started
         self.gate: Admission | None = None
         self.hub: LinkHub | None = None
+        self.parent: Parent | None = None
         super().__init__(parent, keys, state, [name], trust)
 
     def _welcome(self, about: Any) -> Message | None:
@@ -330,6 +331,9 @@ class Team(Child):
         tier = {part.name: self.gate.tier for part in context.parts}
         settings: Any = {"limits": self.limits, "programs": PROGRAMS, "patience": job.patience}
         parent = Parent(context, exchange, tier, hub, newer=self.is_old, **settings)
+        if self.parent is not None:
+            parent.asked = self.parent.asked  # links stay, and late answers may come
+        self.parent = parent
         for part in (context, *context.parts):
             part.engine = parent
         self.vitals.expected = tree.size(self.gate.tier + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from typing import Any
 
 import pytest
@@ -174,3 +175,35 @@ def test_an_evaluation_counts_only_those_who_answered():
     there = full.evaluation.by_device("global", "test", "accuracy")
     assert (here != here).tolist() == [False, True, False, False, False, False]
     assert [v for v in here if v == v] == [v for k, v in enumerate(there) if k != 1]
+
+
+class Deaf(deque):
+    """Late answers that never come."""
+
+    def append(self, item: object) -> None:
+        pass
+
+
+def test_a_device_that_is_gone_costs_one_deadline_until_it_returns():
+    method, federation = PerMFL(device_steps=2, team_rounds=3), data()
+    gone: list[bytes] = []
+
+    def lose(address: str, data: bytes) -> bool:
+        if away and address == "device/d0":
+            gone.append(data)
+        return away and address == "device/d0"
+
+    with make_loop(method, federation, "mclr", **SETTINGS) as loop:
+        tree = Tree(loop, lose, patience=Patience(device=5, team=100, quorum=0.3))
+        away, hub = False, tree.hubs["team/t0"]
+        loop.run(1)
+        there, hub._late, away, before = hub._late, Deaf(), True, hub.time
+        loop.run(3)  # six calls, and two evaluations
+        assert 5 <= hub.time - before < 6
+        assert [line.why for line in tree.server.absences] == ["deadline", *["late"] * 5]
+        assert len(gone) == 1
+        hub._late, away = there, False
+        hub._late.append(("device/d0", gone[0]))  # it is heard from
+        other = loop.run(4)
+        assert len(tree.server.absences) == 6
+    same(replayed(method, federation, tree.server.absences, 4, **SETTINGS), tree, other, figures=False)

@@ -140,6 +140,7 @@ ANSWERS = {
     "impossible traffic": lambda m: changed(m, {}, {"traffic": torch.tensor([[1, 0, 5, 5]])}),
     "negative steps": lambda m: changed(m, {"steps": -1}),
     "absences that are none": lambda m: changed(m, {}, {"absences": as_tensor([["x"]])}),
+    "another question": lambda m: changed(m, {"number": m.facts["number"] + 1}),
     "a message of another kind": lambda m: encode(Message("stop", m.facts, m.tensors)),
 }
 
@@ -160,6 +161,41 @@ def test_a_team_cuts_off_a_device_whose_answer_is_not_valid_and_goes_on(name, ca
         assert "device/d0" not in hub.children
         assert {(line.name, line.why) for line in tree.server.absences} == {("d0", "refused"), ("d0", "not connected")}
     assert sum("device/d0" in record.message and "closed" in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("name", ["permfl", "ditto", "fedrep"])
+def test_the_server_receives_no_sample_and_no_personal_model(name):
+    federation, received = data(), []
+    with make_loop(short(name), federation, "mclr", **SETTINGS) as loop:
+        tree = Tree(loop)
+        hub = tree.hubs["server"]
+        wait = hub.wait
+        hub.wait = lambda seconds: received.append(wait(seconds)) or received[-1]  # type: ignore[func-returns-value]
+        loop.run(3)
+        own = [row for (_, kind, _), row in tree.models.items() if kind == "personal"]
+        secret = [*own, *federation.x, *(-federation.x)]
+        seen = b"".join(message[1] for message in received if message is not None and message[1] is not None)
+    assert len(own) == 6
+    assert len(seen) > 1000
+    assert not [row for row in secret if row.numpy().tobytes() in seen]
+
+
+def test_an_answer_that_comes_a_second_time_ends_the_link(caplog):
+    with make_loop(short("permfl"), data(), "mclr", **SETTINGS) as loop:
+        tree = Tree(loop)
+        hub, handle = tree.hubs["team/t0"], tree.nodes["device/d0"].handle
+
+        def twice(data: bytes) -> bytes:
+            answer = handle(data)
+            if decode(answer, 1 << 30).kind == "answer" and not hub.closed:
+                hub._late.append(("device/d0", answer))
+            return answer
+
+        hub.dial("device/d0", twice)
+        loop.run(2)
+        assert "a second time" in hub.closed["device/d0"]
+        assert {(line.name, line.why) for line in tree.server.absences} == {("d0", "not connected")}
+    assert sum("a second time" in message for message in caplog.messages) == 1
 
 
 def test_a_device_that_diverges_ends_the_run_with_its_name():

@@ -107,6 +107,7 @@ class Parent:
         self.chain: list[int] | None = None  # of the call that is being answered; the server has none
         self.below: dict[str, list[str]] = {}  # who is there below each team, as its last answer said
         self.newcomers: dict[str, list[int]] = {}  # devices that have come since the run started, and their samples
+        self.asked: dict[str, set[int]] = {}  # by link: numbers of questions that have not been answered yet
         self._late: dict[str, str] = {}  # who missed a deadline and was not heard from since, and over which link
 
     def use_workers(self, workers: int) -> None:
@@ -307,6 +308,7 @@ class Parent:
                 reasons[name] = "not connected"
             else:
                 asked[name] = link, number
+                self.asked.setdefault(link, set()).add(number)
         end = self.hub.now() + question.deadline
         while asked and (left := end - self.hub.now()) > 0:
             came = self.hub.wait(min(left, PAUSE))
@@ -336,11 +338,15 @@ class Parent:
         link, data = came
         try:
             if data is None:
+                self.asked.pop(link, None)
                 raise ConnectionError("link closed")
             message = decode(data, self.limits.largest)
             name, number = message.fact("node", str), message.whole("number")
             if self.hub.link_of(name) != link:
                 raise Refused(f"it speaks for {name[:60]!r}, which it is not")
+            if number not in self.asked.get(link, ()):
+                raise Refused("it answers what it was not asked, or a second time")
+            self.asked[link].remove(number)
             self._late.pop(name, None)
             if asked.get(name) != (link, number):
                 return  # an answer to a question that is no longer asked

@@ -74,6 +74,11 @@ class InMemory:
         self._asked: deque[tuple[str, bytes]] = deque()
         self._late: deque[tuple[str, bytes]] = deque()
 
+    def hang_up(self) -> None:
+        """Forget all that is on its way, as when the process of the parent ends."""
+        self._asked.clear()
+        self._late.clear()
+
     def dial(self, address: str, handle: Handler) -> None:
         """Link a child: `handle` makes its answers."""
         self.children[address] = handle
