@@ -9,13 +9,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from gguf_files import small_llama, write_gguf
 from polytier import FedAvg, FedAvgFT, Federation, LocalTraining, Run, resume, train
 from polytier.data.batches import Batch, Group
+from polytier.data.tokens import make_tokenizer
 from polytier.models.trainable import Trainable
 from polytier.models.zoo import make_model
 from polytier.runs import evaluate
+from polytier.runs.assemble import assemble
 from polytier.runs.export import export
 from polytier.runs.loop import make_loop
+from polytier.runs.spec import check_spec
 from polytier.stack.dropout import check_dropout
 from polytier.stack.objective import Objective, choose_batching
 
@@ -145,6 +149,38 @@ def test_what_does_not_fit_gives_advice(models, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="cannot be read as a causal language model"):
         make_model(f"hf:{tmp_path / 'empty'}", (12,), 48, 0)
+
+
+def test_a_gguf_file_gives_the_outputs_of_its_model(tmp_path):
+    tokenizer = make_tokenizer("bpe:270", ["a small text", "about small things"])
+    model = small_llama(tokenizer.size)
+    write_gguf(tmp_path / "model.gguf", model, tokenizer.inner)
+    made = make_model(f"hf:{tmp_path / 'model.gguf'}", (CONTEXT,), tokenizer.size, 0).eval()
+    ids = torch.randint(0, tokenizer.size, (3, CONTEXT))
+    torch.testing.assert_close(made(ids), model(ids).logits, rtol=0, atol=1e-5)
+
+
+def test_data_with_another_tokenizer_than_the_models_are_refused(tmp_path):
+    documents = ["a small text", "about small things", "and some more", "of it"]
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "anna.txt").write_text("\n".join(documents))
+    own, other = make_tokenizer("bpe:270", documents), make_tokenizer("bpe:270", ["quite other words, other words"])
+    small_llama(280).save_pretrained(tmp_path / "llama")
+    own.inner.save(str(tmp_path / "llama" / "tokenizer.json"))
+    other.inner.save(str(tmp_path / "other.json"))
+    write_gguf(tmp_path / "llama.gguf", small_llama(own.size), own.inner)
+    shared = {"algorithm": "fedavg", "rounds": 1, "train": "lora:rank=1"}
+
+    def assembled(model: str, tokenizer: str) -> None:
+        data = f"text:{tmp_path / 'texts'},context=8,tokenizer={tokenizer}"
+        assemble(check_spec({**shared, "data": data, "model": f"hf:{tmp_path / model}"})).close()
+
+    for model in ("llama", "llama.gguf"):
+        for tokenizer in ("bytes", "bpe:270", tmp_path / "other.json"):
+            with pytest.raises(ValueError, match=rf"is not the one that the model .* came with.*tokenizer=.*{model}"):
+                assembled(model, str(tokenizer))
+        for tokenizer in ("llama", "llama/tokenizer.json", "llama.gguf"):
+            assembled(model, str(tmp_path / tokenizer))
 
 
 def test_a_path_that_is_missing_gives_advice():
