@@ -1,6 +1,7 @@
 """Pretrained models: GPT-2 and Llama architectures, small and random, stacked; their files, and what does not fit."""
 
 import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from gguf_files import small_llama, write_gguf
-from polytier import FedAvg, FedAvgFT, Federation, LocalTraining, Run, resume, train
+from network_tree import Tree
+from polytier import FedAvg, FedAvgFT, Federation, LocalTraining, Run, RunFolder, resume, train
 from polytier.data.batches import Batch, Group
 from polytier.data.tokens import make_tokenizer
+from polytier.engines.network.transport import InMemory
 from polytier.models.trainable import Trainable
 from polytier.models.zoo import make_model
 from polytier.runs import evaluate
@@ -263,6 +266,42 @@ def test_a_large_vocabulary_is_evaluated_in_few_samples(monkeypatch):
     assert seen
     assert max(n * b for n, b in seen) * 64 * words * 4 <= evaluate.HELD
     assert max(b for _, b in seen) == evaluate.HELD // (64 * words * 4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_base_is_in_no_message_and_no_file_and_keeps_its_bits(models, text, tmp_path, monkeypatch, name):
+    """Messages as bytes, between nodes that each have a world of their own, and all files of a run and of the nodes."""
+    before = {path: path.read_bytes() for path in Path(models[name]).iterdir()}
+    settings: dict[str, Any] = {"train": f"lora:rank=2,targets={TARGETS[name]}", "optimizer": "momentum:0.9:keep"}
+    sent: list[bytes] = []
+    dial = InMemory.dial
+
+    def recorded(hub: InMemory, address: str, handle: Any) -> None:
+        def of_child(data: bytes) -> bytes:
+            sent.extend((data, answer := handle(data)))
+            return answer
+
+        dial(hub, address, of_child)
+
+    monkeypatch.setattr(InMemory, "dial", recorded)
+    with make_loop(FedAvg(0.1, 2), text, f"hf:{models[name]}", **settings) as loop:
+        frozen = {key: p.clone() for key, p in loop.context.objective.frozen.items()}
+        Tree(loop, folder=tmp_path / "nodes")
+        over_network = loop.run(2, [RunFolder(tmp_path / "run")])
+        assert all(torch.equal(p, frozen[key]) for key, p in loop.context.objective.frozen.items())
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 20
+    written = b"".join([*sent, *(path.read_bytes() for path in files)])
+    own = load_file(tmp_path / "run" / "models" / "global.safetensors")
+    assert all(values.numpy().tobytes() in written for values in own.values())  # what trains is found
+    parts = [
+        part for p in frozen.values() for part in p.flatten().split(8) if len(part) == 8 and len(part.unique()) > 4
+    ]
+    assert len(parts) > 300
+    assert not [part for part in parts if part.numpy().tobytes() in written]
+    assert before == {path: path.read_bytes() for path in Path(models[name]).iterdir()}
+    simulated = train(FedAvg(0.1, 2), text, f"hf:{models[name]}", rounds=2, **settings)
+    assert torch.equal(over_network.row(), simulated.row())
 
 
 def test_a_run_resumes_with_its_base(models, text, tmp_path):
