@@ -1,5 +1,6 @@
 """Pretrained models: GPT-2 and Llama architectures, small and random, stacked; their files, and what does not fit."""
 
+import copy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import nn
 
 from gguf_files import small_llama, write_gguf
 from network_tree import Tree
-from polytier import FedAvg, FedAvgFT, Federation, LocalTraining, Run, RunFolder, resume, train
+from polytier import FedAvg, FedAvgFT, Federation, LocalTraining, Run, RunFolder, build_federation, resume, train
 from polytier.data.batches import Batch, Group
 from polytier.data.tokens import make_tokenizer
 from polytier.engines.network.transport import InMemory
@@ -328,6 +329,32 @@ def test_a_peft_folder_gives_our_predictions(models, text, tmp_path, name):
         torch.testing.assert_close(loaded(x).logits, ours(x), rtol=0, atol=1e-5)
         with loaded.disable_adapter():
             assert not torch.allclose(loaded(x).logits, ours(x), atol=1e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_exported_program_takes_any_number_of_samples(models, text, tmp_path, name):
+    run = train(FedAvg(0.5, 1), text, f"hf:{models[name]}", rounds=1, train=f"lora:rank=1,targets={TARGETS[name]}")
+    said = export(run, run.row(), tmp_path / "model.pt2", "all")
+    assert f"of which {len(run.row()):,} were trained" in said
+    program, x = torch.export.load(tmp_path / "model.pt2").module(), text.device(0)[0]
+    for number in (1, 4):
+        torch.testing.assert_close(program(x[:number]), run.model()(x[:number]), rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_peft_folder_of_ones_own_module(tmp_path):
+    peft = pytest.importorskip("peft")
+    data = build_federation("digits", devices=4)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(1, 4, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 8), nn.Linear(8, 10))
+    run = train(FedAvg(0.5, 3), data, module, rounds=1, train="lora:rank=2,alpha=4,targets=0+3")
+    said = export(run, run.row(), tmp_path / "adapter", "all", "peft")
+    assert "the base is your model" in said
+    x, ours = data.device(0, "test")[0], run.model()
+    loaded = peft.PeftModel.from_pretrained(copy.deepcopy(module), str(tmp_path / "adapter")).eval()
+    inputs = data.inputs(x, torch.float32)
+    torch.testing.assert_close(loaded(inputs), ours(inputs), rtol=0, atol=1e-5)
+    assert not torch.allclose(loaded(inputs), module(inputs), atol=1e-3)
 
 
 def test_parts_hold_what_trained_alone(models, text, tmp_path):

@@ -41,7 +41,7 @@ class CausalLM(nn.Module):
         later = torch.ones(length, length, dtype=torch.bool, device=ids.device).triu(1)
         mask = torch.zeros(length, length, dtype=dtype, device=ids.device).masked_fill(later, torch.finfo(dtype).min)
         positions = torch.arange(length, device=ids.device).unsqueeze(0)
-        mask = mask.expand(len(ids), 1, length, length)
+        mask = mask.expand(ids.shape[0], 1, length, length)  # `len(ids)` is a constant in an exported program
         return self.model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
 
 
