@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +19,15 @@ def size(nbytes: float) -> str:
             return f"{nbytes:.0f} {unit}" if unit == "B" or nbytes >= 10 else f"{nbytes:.1f} {unit}"
         nbytes /= 1000
     return f"{nbytes:.1f} TB"
+
+
+SHOWN = 12  # names that a message lists
+
+
+def listed(names: Sequence[str]) -> str:
+    """At most `SHOWN` names, as text."""
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def counted(number: int, what: str) -> str:

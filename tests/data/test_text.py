@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from gguf_files import small_llama, write_gguf
 from polytier import Federation, build_federation
 from polytier.data import IGNORED
 from polytier.data.download import get
@@ -224,6 +225,19 @@ def test_a_tokenizer_without_an_end_token_is_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match="has no end token, which separates documents; add one of"):
         make_tokenizer(str(tmp_path / "tokenizer.json"))
+
+
+def test_the_tokenizer_of_a_gguf_file_gives_the_ids_it_was_written_with(tmp_path):
+    tokenizer = make_tokenizer("bpe:280", LINES)
+    write_gguf(tmp_path / "model.gguf", small_llama(tokenizer.size), tokenizer.inner)
+    again = make_tokenizer(str(tmp_path / "model.gguf"))
+    assert (again.size, again.end) == (tokenizer.size, tokenizer.end)
+    for one, other in zip(tokenizer.encode(LINES), again.encode(LINES), strict=True):
+        assert one.tolist() == other.tolist()
+    assert again.decode(again.encode(["né much"])[0]) == "né much"
+    (tmp_path / "broken.gguf").write_bytes(b"no model")
+    with pytest.raises(ValueError, match=r"broken.gguf cannot be read as a tokenizer: .*; give a tokenizer.json"):
+        make_tokenizer(str(tmp_path / "broken.gguf"))
 
 
 def test_tokens_of_ones_own_arrays_count_inputs_as_well(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from polytier import FedAvg, PerMFL, Run, RunFolder, build_federation, check_algorithm, train
 from polytier.models.lora import LoRA, merged
@@ -37,11 +38,18 @@ def test_a_model_starts_as_its_base_and_a_row_holds_what_is_new():
     assert Trainable.parse(str(trainable)) == trainable
 
 
-@pytest.mark.parametrize("make", [lambda: nn.Linear(5, 7), lambda: nn.Conv2d(3, 4, 3, stride=2, padding=1)])
+MAKE = {
+    "linear": lambda: nn.Linear(5, 7),
+    "conv1d": lambda: Conv1D(7, 5),  # its weight is [in, out]
+    "conv2d": lambda: nn.Conv2d(3, 4, 3, stride=2, padding=1),
+}
+
+
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_the_merged_weight_gives_the_same_outputs(make):
     torch.manual_seed(0)
     model = nn.Sequential(make(), nn.Flatten(), nn.LazyLinear(2)).double()
-    x = torch.randn(4, 5) if isinstance(model[0], nn.Linear) else torch.randn(4, 3, 6, 6)
+    x = torch.randn(4, 3, 6, 6) if isinstance(model[0], nn.Conv2d) else torch.randn(4, 5)
     model(x.double())
     adapted = Trainable.parse("lora:rank=3,alpha=2,targets=0").apply(model)
     layer = adapted[0]  # type: ignore[index]

@@ -1,6 +1,8 @@
 """Pretrained models: GPT-2 and Llama architectures, small and random, stacked; their files, and what does not fit."""
 
+import copy
 import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,13 +11,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from polytier import FedAvg, FedAvgFT, Federation, LocalTraining, Run, resume, train
+from gguf_files import small_llama, write_gguf
+from network_tree import Tree
+from polytier import FedAvg, FedAvgFT, Federation, LocalTraining, Run, RunFolder, build_federation, resume, train
 from polytier.data.batches import Batch, Group
+from polytier.data.tokens import make_tokenizer
+from polytier.engines.network.transport import InMemory
 from polytier.models.trainable import Trainable
 from polytier.models.zoo import make_model
 from polytier.runs import evaluate
+from polytier.runs.assemble import assemble
 from polytier.runs.export import export
 from polytier.runs.loop import make_loop
+from polytier.runs.spec import check_spec
 from polytier.stack.dropout import check_dropout
 from polytier.stack.objective import Objective, choose_batching
 
@@ -147,6 +155,38 @@ def test_what_does_not_fit_gives_advice(models, tmp_path):
         make_model(f"hf:{tmp_path / 'empty'}", (12,), 48, 0)
 
 
+def test_a_gguf_file_gives_the_outputs_of_its_model(tmp_path):
+    tokenizer = make_tokenizer("bpe:270", ["a small text", "about small things"])
+    model = small_llama(tokenizer.size)
+    write_gguf(tmp_path / "model.gguf", model, tokenizer.inner)
+    made = make_model(f"hf:{tmp_path / 'model.gguf'}", (CONTEXT,), tokenizer.size, 0).eval()
+    ids = torch.randint(0, tokenizer.size, (3, CONTEXT))
+    torch.testing.assert_close(made(ids), model(ids).logits, rtol=0, atol=1e-5)
+
+
+def test_data_with_another_tokenizer_than_the_models_are_refused(tmp_path):
+    documents = ["a small text", "about small things", "and some more", "of it"]
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "anna.txt").write_text("\n".join(documents))
+    own, other = make_tokenizer("bpe:270", documents), make_tokenizer("bpe:270", ["quite other words, other words"])
+    small_llama(280).save_pretrained(tmp_path / "llama")
+    own.inner.save(str(tmp_path / "llama" / "tokenizer.json"))
+    other.inner.save(str(tmp_path / "other.json"))
+    write_gguf(tmp_path / "llama.gguf", small_llama(own.size), own.inner)
+    shared = {"algorithm": "fedavg", "rounds": 1, "train": "lora:rank=1"}
+
+    def assembled(model: str, tokenizer: str) -> None:
+        data = f"text:{tmp_path / 'texts'},context=8,tokenizer={tokenizer}"
+        assemble(check_spec({**shared, "data": data, "model": f"hf:{tmp_path / model}"})).close()
+
+    for model in ("llama", "llama.gguf"):
+        for tokenizer in ("bytes", "bpe:270", tmp_path / "other.json"):
+            with pytest.raises(ValueError, match=rf"is not the one that the model .* came with.*tokenizer=.*{model}"):
+                assembled(model, str(tokenizer))
+        for tokenizer in ("llama", "llama/tokenizer.json", "llama.gguf"):
+            assembled(model, str(tmp_path / tokenizer))
+
+
 def test_a_path_that_is_missing_gives_advice():
     with pytest.raises(ValueError, match="there is no model at /nowhere.*nothing is downloaded"):
         make_model("hf:/nowhere", (12,), 48, 0)
@@ -229,6 +269,42 @@ def test_a_large_vocabulary_is_evaluated_in_few_samples(monkeypatch):
     assert max(b for _, b in seen) == evaluate.HELD // (64 * words * 4)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_base_is_in_no_message_and_no_file_and_keeps_its_bits(models, text, tmp_path, monkeypatch, name):
+    """Messages as bytes, between nodes that each have a world of their own, and all files of a run and of the nodes."""
+    before = {path: path.read_bytes() for path in Path(models[name]).iterdir()}
+    settings: dict[str, Any] = {"train": f"lora:rank=2,targets={TARGETS[name]}", "optimizer": "momentum:0.9:keep"}
+    sent: list[bytes] = []
+    dial = InMemory.dial
+
+    def recorded(hub: InMemory, address: str, handle: Any) -> None:
+        def of_child(data: bytes) -> bytes:
+            sent.extend((data, answer := handle(data)))
+            return answer
+
+        dial(hub, address, of_child)
+
+    monkeypatch.setattr(InMemory, "dial", recorded)
+    with make_loop(FedAvg(0.1, 2), text, f"hf:{models[name]}", **settings) as loop:
+        frozen = {key: p.clone() for key, p in loop.context.objective.frozen.items()}
+        Tree(loop, folder=tmp_path / "nodes")
+        over_network = loop.run(2, [RunFolder(tmp_path / "run")])
+        assert all(torch.equal(p, frozen[key]) for key, p in loop.context.objective.frozen.items())
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 20
+    written = b"".join([*sent, *(path.read_bytes() for path in files)])
+    own = load_file(tmp_path / "run" / "models" / "global.safetensors")
+    assert all(values.numpy().tobytes() in written for values in own.values())  # what trains is found
+    parts = [
+        part for p in frozen.values() for part in p.flatten().split(8) if len(part) == 8 and len(part.unique()) > 4
+    ]
+    assert len(parts) > 300
+    assert not [part for part in parts if part.numpy().tobytes() in written]
+    assert before == {path: path.read_bytes() for path in Path(models[name]).iterdir()}
+    simulated = train(FedAvg(0.1, 2), text, f"hf:{models[name]}", rounds=2, **settings)
+    assert torch.equal(over_network.row(), simulated.row())
+
+
 def test_a_run_resumes_with_its_base(models, text, tmp_path):
     run = train(FedAvg(0.1, 1), text, f"hf:{models['gpt2']}", rounds=1, train="lora:rank=1,targets=*c_attn")
     again = resume(run, rounds=2)
@@ -253,6 +329,32 @@ def test_a_peft_folder_gives_our_predictions(models, text, tmp_path, name):
         torch.testing.assert_close(loaded(x).logits, ours(x), rtol=0, atol=1e-5)
         with loaded.disable_adapter():
             assert not torch.allclose(loaded(x).logits, ours(x), atol=1e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_exported_program_takes_any_number_of_samples(models, text, tmp_path, name):
+    run = train(FedAvg(0.5, 1), text, f"hf:{models[name]}", rounds=1, train=f"lora:rank=1,targets={TARGETS[name]}")
+    said = export(run, run.row(), tmp_path / "model.pt2", "all")
+    assert f"of which {len(run.row()):,} were trained" in said
+    program, x = torch.export.load(tmp_path / "model.pt2").module(), text.device(0)[0]
+    for number in (1, 4):
+        torch.testing.assert_close(program(x[:number]), run.model()(x[:number]), rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_peft_folder_of_ones_own_module(tmp_path):
+    peft = pytest.importorskip("peft")
+    data = build_federation("digits", devices=4)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(1, 4, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 8), nn.Linear(8, 10))
+    run = train(FedAvg(0.5, 3), data, module, rounds=1, train="lora:rank=2,alpha=4,targets=0+3")
+    said = export(run, run.row(), tmp_path / "adapter", "all", "peft")
+    assert "the base is your model" in said
+    x, ours = data.device(0, "test")[0], run.model()
+    loaded = peft.PeftModel.from_pretrained(copy.deepcopy(module), str(tmp_path / "adapter")).eval()
+    inputs = data.inputs(x, torch.float32)
+    torch.testing.assert_close(loaded(inputs), ours(inputs), rtol=0, atol=1e-5)
+    assert not torch.allclose(loaded(inputs), module(inputs), atol=1e-3)
 
 
 def test_parts_hold_what_trained_alone(models, text, tmp_path):

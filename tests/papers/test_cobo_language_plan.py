@@ -11,12 +11,19 @@ import numpy as np
 import pytest
 import transformers
 
+from commands import call
+from gguf_files import small_llama, write_gguf
 from plans import check_runs, runs_of
+from polytier import RunFolder
+from polytier.data.tokens import make_tokenizer
 from polytier.models.pretrained import CausalLM
 from polytier.models.trainable import Trainable
 from polytier.papers import cobo_language as language
-from polytier.papers import items_of
+from polytier.papers import items_of, verdicts
+from polytier.runs.loop import Loop
+from polytier.runs.spec import check_spec
 from polytier.stack.objective import Objective
+from polytier.studies import plan_cost
 from polytier.tree.collaboration import FILE, Collaboration, save, when_kept
 
 (ITEM,) = language.items("quick")
@@ -80,6 +87,66 @@ def test_full_is_the_papers():
         assert (steps * run.settings["rounds"], run.settings["batch_size"]) == (500, 50 * 4)
         assert run.settings["set"]["device_lr"] == 0.002
     assert language.same_language not in [claim.holds for claim in item.claims]
+
+
+def test_full_takes_the_model_that_the_user_names(tmp_path):
+    (plain,) = language.items("full", "models/smollm2.gguf")
+    for run in runs_of([plain]).values():
+        assert run.settings["model"] == "hf:models/smollm2.gguf"
+        assert run.settings["data"].endswith("tokens=800000,tokenizer=models/smollm2.gguf")
+    assert all("another pretrained model" in row.differs for row in plain.rows)
+    for layers, is_the_papers in ((12, True), (24, False)):  # GPT-2 medium has 24
+        transformers.GPT2Config(n_layer=layers).save_pretrained(tmp_path / str(layers))
+        (item,) = language.items("full", str(tmp_path / str(layers)))
+        assert {row.differs == "" for row in item.rows} == {is_the_papers}
+    with pytest.raises(ValueError, match="only cobo/language --scale full takes a pretrained model"):
+        items_of("cobo", "quick", "models/smollm2.gguf")
+
+
+@pytest.fixture
+def four_languages(tmp_path) -> tuple[Path, str]:
+    """A folder with text/ca.txt, ..., and a small pretrained model with its tokenizer."""
+    (tmp_path / "text").mkdir()
+    sentences = [f"{name} {k} is a sentence of some words" for name in ("ca", "de", "es", "nl") for k in range(20)]
+    for name in ("ca", "de", "es", "nl"):
+        (tmp_path / "text" / f"{name}.txt").write_text("\n".join(line for line in sentences if line.startswith(name)))
+    tokenizer = make_tokenizer("bpe:280", sentences)
+    write_gguf(tmp_path / "model.gguf", small_llama(tokenizer.size, context=512), tokenizer.inner)
+    return tmp_path, str(tmp_path / "model.gguf")
+
+
+def test_the_plan_runs_with_a_pretrained_model(four_languages, tmp_path):
+    data, model = four_languages
+    size = language.full(model)
+    short = replace(size, data=size.data.replace("context=512", "context=8"), rounds=2, eval_every=2, batch_size=2)
+    item = language.Plan(short).item()
+    folders = {}
+    for run in (run for run in item.runs() if run.name in ("language-local", "language-cobo-own")):
+        spec = check_spec({**run.settings, "data_dir": str(data), "seed": 0, "workers": 1})
+        with Loop.of(spec) as loop:
+            assert loop.context.objective.names[0].endswith("lora_A")
+            loop.run(2, [RunFolder(tmp_path / run.name)])
+        folders[run.name] = {0: tmp_path / run.name}
+    judged = verdicts.judge(item, folders)
+    ours = {tuple(row["labels"]): row["chosen"]["ours"] for row in judged["rows"]}
+    assert all(ours[name, "perplexity"]["mean"] > 100 for name in ("Local", "CoBo with own weights"))
+    claims = {claim["text"]: claim["state"] for claim in judged["claims"]}
+    assert (
+        claims[f"Catalan gives Spanish more weight than German and Dutch ({language.NAMES['cobo-own']})"] != "untested"
+    )
+
+
+def test_a_dry_run_with_a_pretrained_model_times_single_samples(four_languages, monkeypatch):
+    """A batch of the full scale would take more memory than there is."""
+    data, model = four_languages
+    sizes = []
+    real = plan_cost.seconds_a_step
+    monkeypatch.setattr(plan_cost, "seconds_a_step", lambda context: sizes.append(context.batch_size) or real(context))
+    place = ["--scale", "full", "--model", model, "--data-dir", str(data)]
+    shown = call("reproduce", "cobo/language", *place, "--only", "language-local", "--dry-run").stdout
+    assert "no data" not in shown
+    assert set(sizes) == {1}
+    assert "3 runs; 3 to do" in shown
 
 
 def test_lora_of_the_plan_has_the_papers_number_of_parameters():

@@ -26,6 +26,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from polytier._text import listed
 from polytier.method.algorithm import Algorithm
 from polytier.method.children import Children
 from polytier.method.local_problem import LocalProblem
@@ -47,7 +48,7 @@ class FedRep(Algorithm):
     def check(self, server: Children) -> list[str]:
         head = server.columns(HEAD)
         if not head.any():
-            names = ", ".join(server.parameter_names)
+            names = listed(server.parameter_names)
             raise ValueError(
                 f"FedRep needs parameters named {HEAD}, got {names}; call the model's last layer `head`, or use FedAvg"
             )

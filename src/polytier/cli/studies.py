@@ -259,6 +259,15 @@ def reproduce(
             show_default="OUT/results",
         ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="PATH",
+            help="The pretrained model of cobo/language --scale full: a folder of Transformers or a .gguf file.",
+            show_default="gpt2 in the current folder",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the runs and their estimated time.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -267,7 +276,7 @@ def reproduce(
     loading_torch(quiet)
     from polytier.studies.reproduce import Plan, reproduce_paper
 
-    plan = Plan(what, scale, only, seeds)
+    plan = Plan(what, scale, only, seeds, model)
     where = {"data_dir": given.get("data_dir"), "out": out, "results": results}
     reproduce_paper(plan, **where, jobs=jobs, dry_run=dry_run, quiet=quiet)
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from polytier.data.sources import GENERATED, SOURCES, default_dir, reading
+from polytier.data.sources import GENERATED, SOURCES, default_dir
+from polytier.files.read import reading
 
 Progress = Callable[[int, int | None], None]  # called with the bytes that are there, and the total if it is known
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from polytier.data.own_npz import from_columns
-from polytier.data.sources import Source, reading
+from polytier.data.sources import Source
+from polytier.files.read import reading
 
 
 def from_huggingface(

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from polytier.data.sources import Source, reading
-from polytier.files.read import check_file
+from polytier.data.sources import Source
+from polytier.files.read import check_file, reading
 
 # the columns that are read, and the kinds of NumPy types that each of them may have
 COLUMNS = {"x": "biuf", "y": "biuf", "device": "iuU", "team": "iuU", "split": "iuU", "cluster": "iuU"}

@@ -1,8 +1,8 @@
 """Tokenizers: from text to token ids.
 
 A tokenizer is named by a text: "bytes" (the default), "bpe:SIZE" (trained on the documents themselves), or a path: a
-tokenizer.json, a folder that has one, or a folder with vocab.json and merges.txt of GPT-2. All but "bytes" need the
-package `tokenizers`.
+tokenizer.json, a folder that has one, a folder with vocab.json and merges.txt of GPT-2, or a .gguf file. All but
+"bytes" need the package `tokenizers`; .gguf files need Transformers.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from polytier._text import whole
-from polytier.data.sources.files import reading
+from polytier.files.read import reading
 
 BYTES, BPE = "bytes", "bpe:"
 END = "<|endoftext|>"  # the end token of tokenizers that are trained here
 ENDS = (END, "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>", "[SEP]")  # known end tokens, in order of preference
+FILES = "a tokenizer.json, a folder with tokenizer.json or with vocab.json and merges.txt, or a .gguf file"
 FEWEST = 257  # the least size of a vocabulary of pairs of bytes: all bytes and the end token
 
 
@@ -89,8 +90,7 @@ def make_tokenizer(name: str, documents: Sequence[str] = ()) -> Tokenizer:
     path = Path(name).expanduser()
     if not path.exists():
         raise ValueError(
-            f"there is no tokenizer {name!r}; allowed: {BYTES}, {BPE}SIZE to train one on the documents, a "
-            "tokenizer.json, or a folder with tokenizer.json or with vocab.json and merges.txt"
+            f"there is no tokenizer {name!r}; allowed: {BYTES}, {BPE}SIZE to train one on the documents, {FILES}"
         )
     return with_end(read(path), name)
 
@@ -138,14 +138,32 @@ def read(path: Path) -> Any:
     """The tokenizer in a file, or in a folder."""
     tokenizers = library()
     file = path / "tokenizer.json" if path.is_dir() else path
-    advice = "give a tokenizer.json, or a folder with vocab.json and merges.txt"
-    with reading(path, "a tokenizer", advice):
+    with reading(path, "a tokenizer", f"give {FILES}"):
+        if path.suffix == ".gguf":
+            return of_gguf(path)
         if file.is_file():
             return tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
         vocab, merges = path / "vocab.json", path / "merges.txt"
         if not (vocab.is_file() and merges.is_file()):
             raise ValueError("it has neither tokenizer.json nor vocab.json and merges.txt")
         return of_bytes(tokenizers, tokenizers.models.BPE.from_file(str(vocab), str(merges)))
+
+
+def ids_in(path: Path) -> dict[str, int]:
+    """The id of each token of the tokenizer at a path; none if there is no tokenizer."""
+    parts = [(path / name).is_file() for name in ("tokenizer.json", "vocab.json", "merges.txt")]
+    there = path.is_file() or parts[0] or (parts[1] and parts[2])
+    return read(path).get_vocab(with_added_tokens=True) if there else {}
+
+
+def of_gguf(path: Path) -> Any:
+    """The tokenizer inside of a .gguf file, as Transformers reads it."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise ValueError('Transformers is not installed; get it by: pip install "polytier[language]"') from error
+    found: Any = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
+    return found.backend_tokenizer
 
 
 def with_end(inner: Any, name: str) -> Tokenizer:

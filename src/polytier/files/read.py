@@ -8,6 +8,8 @@ import os
 import re
 import stat
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,25 @@ def no_file(path: Path) -> NoFile:
     near = difflib.get_close_matches(path.name, [other.name for other in listed if other.suffix == path.suffix], 1)
     hint = f"; did you mean {path.with_name(near[0])}?" if near else f" in {path.parent.resolve()}"
     return NoFile(f"there is no file {path if near else path.name}{hint}")
+
+
+@contextmanager
+def reading(path: Path | str, what: str, advice: str = "get the file again") -> Iterator[None]:
+    """Turn every error that is raised while a file is read into a ValueError that names the file.
+
+    Args:
+        path: the file, or another name of what is read.
+        what: what it should be, such as "an idx file".
+        advice: what the user can do.
+    """
+    try:
+        yield
+    except NoFile:
+        raise
+    except Exception as error:  # a broken pickle or archive can raise nearly anything
+        text = " ".join(str(error).split())
+        reason = text if isinstance(error, ValueError) else f"{type(error).__name__} {text}"
+        raise ValueError(f"{path} cannot be read as {what}: {reason}; {advice}") from error
 
 
 def check_file(path: str | Path) -> None:

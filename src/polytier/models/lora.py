@@ -23,12 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from polytier._text import listed
 from polytier.tree import random
 
 KNOWN = "Linear, Conv1D of Transformers and Conv2d"
 # these use the weights of their layers without calling them
 CLOSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
-SHOWN = 12  # names of layers that an error message lists
 
 
 class LoRA(nn.Module):
@@ -116,26 +116,20 @@ def find_targets(module: nn.Module, patterns: Iterable[str], head: nn.Module) ->
         if not found:
             raise ValueError(f"no layer besides the last one is {KNOWN}, which LoRA is for; use targets=PATTERN")
         return found
-    chosen = set()
+    chosen, there = set(), listed(known) or "no layer of this model"
     for pattern in patterns:
         fitting = [name for name, _ in module.named_modules() if name and fnmatchcase(name, pattern)]
         if not fitting:
-            raise ValueError(f"no layer fits the pattern {pattern!r} of targets; LoRA can be on {listed(known)}")
+            raise ValueError(f"no layer fits the pattern {pattern!r} of targets; LoRA can be on {there}")
         fits = set(fitting) & set(known)
         if not fits:
             kinds = dict.fromkeys(type(module.get_submodule(name)).__name__ for name in fitting)
             raise ValueError(
                 f"targets {pattern!r} fits {listed(fitting)} ({', '.join(kinds)}), and LoRA knows {KNOWN} that are "
-                f"called by their model, without groups; available: {listed(known)}"
+                f"called by their model, without groups; available: {there}"
             )
         chosen |= fits
     return [name for name in known if name in chosen]
-
-
-def listed(names: list[str]) -> str:
-    """At most `SHOWN` names, as text."""
-    more = len(names) - SHOWN
-    return (", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")) or "no layer of this model"
 
 
 def add_lora(

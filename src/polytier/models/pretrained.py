@@ -17,6 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from polytier.data.tokens import ids_in
+
 log = logging.getLogger("polytier")
 
 
@@ -39,7 +41,7 @@ class CausalLM(nn.Module):
         later = torch.ones(length, length, dtype=torch.bool, device=ids.device).triu(1)
         mask = torch.zeros(length, length, dtype=dtype, device=ids.device).masked_fill(later, torch.finfo(dtype).min)
         positions = torch.arange(length, device=ids.device).unsqueeze(0)
-        mask = mask.expand(len(ids), 1, length, length)
+        mask = mask.expand(ids.shape[0], 1, length, length)  # `len(ids)` is a constant in an exported program
         return self.model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
 
 
@@ -121,6 +123,24 @@ def check_fit(config: Any, place: Path, inputs: tuple[int, ...], num_outputs: in
     if num_outputs is not None and num_outputs > words:
         raise ValueError(
             f"the data have {num_outputs} different tokens and {place} knows {words}; use the tokenizer of that model"
+        )
+
+
+def check_tokenizer(model: str, tokenizer: str) -> None:
+    """Raise an error if a pretrained model came with another tokenizer than the data have.
+
+    Args:
+        model: The path of the model; one without a tokenizer fits all data.
+        tokenizer: The name of the tokenizer of the data, "bytes", "bpe:SIZE" or a path.
+    """
+    place, path = (Path(name).expanduser().resolve() for name in (model, tokenizer))
+    if place in (path, path.parent) or not (own := ids_in(place)):
+        return
+    few, many = sorted((own, ids_in(path)), key=len)  # one of them may have more tokens
+    if not few or not few.items() <= many.items():
+        raise ValueError(
+            f"the tokenizer of the data, {tokenizer}, is not the one that the model {model} came with: its ids are "
+            f"other tokens; write --data text:FOLDER,tokenizer={place}"
         )
 
 

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from polytier._errors import unknown
-from polytier._text import bind
+from polytier._text import bind, listed
 from polytier.models.lora import add_lora, find_targets
 
 KINDS = ("all", "head", "layers", "lora")
 ALLOWED = ("all", "head", "layers=PATTERN", "lora:rank=4,alpha=32,targets=PATTERN")
-SHOWN = 12  # names of parameters that an error message lists
 
 
 @dataclass(frozen=True)
@@ -192,12 +191,6 @@ def head_of(module: nn.Module) -> nn.Module:
     if isinstance(head, nn.Module) and any(True for _ in head.parameters()):
         return head
     return [part for part in module.modules() if any(True for _ in part.parameters(recurse=False))][-1]
-
-
-def listed(names: list[str]) -> str:
-    """At most `SHOWN` names, as text."""
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def digest(parameters: Mapping[str, Tensor]) -> str:

@@ -17,19 +17,28 @@ PAPERS = {
 SCALES = ("quick", "full")
 
 
-def items_of(paper: str, scale: str) -> list[Item]:
-    """The tables and figures of a paper at a scale ("quick" or "full"), in the paper's order."""
+def items_of(paper: str, scale: str, model: str | None = None) -> list[Item]:
+    """The tables and figures of a paper at a scale ("quick" or "full"), in the paper's order.
+
+    Args:
+        paper: The name of the paper.
+        scale: "quick" or "full".
+        model: The path of a pretrained model, for CoBo's language models at the scale "full".
+    """
     if paper not in PAPERS:
         raise unknown("paper", paper, list(PAPERS))
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
-    return import_module(f"polytier.papers.{paper}").items(scale)
+    if model is not None and (paper, scale) != ("cobo", "full"):
+        raise ValueError(f"only cobo/language --scale full takes a pretrained model; leave out --model {model}")
+    own = {} if model is None else {"model": model}
+    return import_module(f"polytier.papers.{paper}").items(scale, **own)
 
 
-def chosen(what: str, scale: str) -> tuple[str, list[Item]]:
+def chosen(what: str, scale: str, model: str | None = None) -> tuple[str, list[Item]]:
     """The name of a paper and its items, from "PAPER" (all items) or "PAPER/ITEM,ITEM"."""
     paper, slash, names = what.partition("/")
-    items = items_of(paper, scale)
+    items = items_of(paper, scale, model)
     if not slash:
         return paper, items
     known = {item.name: item for item in items}

@@ -159,8 +159,8 @@ SAMPLED = (
 )
 
 
-def items(scale: str) -> list[Item]:
-    """The tables and figures of CoBo's paper."""
+def items(scale: str, model: str = language.GPT_2) -> list[Item]:
+    """The tables and figures of CoBo's paper; at the scale "full", languages with this pretrained model."""
     plan = Plan(SCALES[scale])
     return [
         *plan.table_1(),
@@ -171,7 +171,7 @@ def items(scale: str) -> list[Item]:
         *plan.table_2(),
         plan.figure_5(),
         plan.figure_6(),
-        *language.items(scale),
+        *language.items(scale, model),
     ]
 
 

@@ -1,14 +1,15 @@
 """CoBo's experiment with language models: Section 4.3, the right part of Table 2, and Figure 4.
 
-The paper fine-tunes GPT-2 with LoRA at four clients, one language each; at the scale "full" the user provides GPT-2 as
-the folder `gpt2` in the current folder. The scale "quick" trains a small model from the start at eight clients, two per
-language.
+The paper fine-tunes GPT-2 with LoRA at four clients, one language each; at the scale "full" the user provides GPT-2 or
+another causal language model, such as SmolLM2, as a folder or a .gguf file. The scale "quick" trains a small model from
+the start at eight clients, two per language.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -53,6 +54,8 @@ class Scale:
     pull      | rho of CoBo
     weight_lr | gamma of CoBo
     mix_every | steps of the validation-based method from one mixing of models to the next, which is costly
+    reduced   | what is smaller than in the paper; empty if nothing is
+    differs   | why perplexities cannot be compared with the paper's; empty if they can
     """
 
     data: str
@@ -70,6 +73,7 @@ class Scale:
     tune_steps: int
     train: str = "all"
     reduced: str = ""
+    differs: str = ""
 
 
 QUICK = Scale(
@@ -89,12 +93,14 @@ QUICK = Scale(
     reduced="a GPT of 2 layers and width 32 on bytes, trained from the start, instead of GPT-2 (124 million "
     "parameters) with LoRA; 8 clients, two per language, instead of 4; 10,000 bytes per client instead of 800,000 "
     "tokens; contexts of 32 instead of 512; 448 iterations of 8 samples instead of 500 of 200",
+    differs="another model and other data",
 )
-# 589,824 parameters: rank 4 on the four projections of each of the 12 blocks
-LORA = "lora:rank=4,alpha=32,dropout=0.1,targets=*.c_attn+*.c_proj+*.c_fc"
+GPT_2 = "gpt2"  # a folder in the current folder
+# 589,824 parameters of GPT-2: rank 4 on the four projections of each of the 12 blocks, all layers but the last
+LORA = "lora:rank=4,alpha=32,dropout=0.1"
 FULL = Scale(
-    data="text:context=512,files=ca+de+es+nl,tokens=800000,tokenizer=gpt2",
-    model="hf:gpt2",
+    data=f"text:context=512,files=ca+de+es+nl,tokens=800000,tokenizer={GPT_2}",
+    model=f"hf:{GPT_2}",
     clients=4,
     rounds=500,
     eval_every=64,
@@ -109,8 +115,10 @@ FULL = Scale(
     train=LORA,
 )
 PRETRAINED = (
-    "The folder gpt2 in the current folder holds GPT-2: config.json, model.safetensors, vocab.json and merges.txt. "
-    "LoRA has alpha = 32, which the paper does not give. The 800,000 tokens are taken to be per client."
+    "The model and its tokenizer are those that `--model` names: the folder of GPT-2 (config.json, model.safetensors, "
+    "vocab.json and merges.txt; by default gpt2 in the current folder), or another causal language model of "
+    "Transformers, as a folder or a .gguf file. LoRA has alpha = 32, which the paper does not give, and is on all "
+    "linear layers but the last. The 800,000 tokens are taken to be per client."
 )
 READING = (
     "In an iteration every client takes one step of AdamW, whose state it keeps; it is a round, except that the "
@@ -127,9 +135,27 @@ FIXED = (
 COUNTED = "Clients better than Local are counted by their perplexity after the last round."
 
 
-def items(scale: str) -> list[Item]:
-    """The language experiment."""
-    return [Plan(QUICK if scale == "quick" else FULL).item()]
+def items(scale: str, model: str = GPT_2) -> list[Item]:
+    """The language experiment; at the scale "full" with this pretrained model, a folder or a .gguf file."""
+    return [Plan(QUICK if scale == "quick" else full(model)).item()]
+
+
+def full(model: str) -> Scale:
+    """The sizes of the paper, with a pretrained model."""
+    differs = (
+        "" if is_gpt2(Path(model).expanduser()) else "another pretrained model than GPT-2 (124 million parameters)"
+    )
+    return replace(
+        FULL, data=FULL.data.replace(f"tokenizer={GPT_2}", f"tokenizer={model}"), model=f"hf:{model}", differs=differs
+    )
+
+
+def is_gpt2(folder: Path) -> bool:
+    """Whether this is the paper's model, or the folder in which it is expected."""
+    if not (folder / "config.json").is_file():
+        return folder == Path(GPT_2)
+    config = json.loads((folder / "config.json").read_text())
+    return [config.get(key) for key in ("model_type", "n_layer", "n_embd")] == ["gpt2", 12, 768]
 
 
 @dataclass(frozen=True)
@@ -180,7 +206,7 @@ class Plan:
     def item(self) -> Item:
         """Perplexities, clients better than Local, curves, matrices and claims."""
         runs = {method: self.run(method) for method in NAMES}
-        differs = "another model and other data" if self.size.reduced else ""
+        differs = self.size.differs
         rows = []
         for method, run in runs.items():
             paper, deviation, _ = TABLE_2.get(method, (None, None, None))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from polytier._errors import missing
 from polytier.data.federation import as_tensor
 from polytier.data.own_npz import own_column, read_arrays
-from polytier.data.sources import reading
+from polytier.files.read import reading
 from polytier.files.write import atomic, make_folder, write_bytes, write_text
 from polytier.models.lora import LoRA, is_conv1d, merged
 from polytier.models.pretrained import CausalLM

@@ -38,12 +38,12 @@ from polytier.algorithms.multimodel import MultiModel
 from polytier.data.federation import Federation
 from polytier.data.own_npz import read_arrays
 from polytier.data.population import Population
-from polytier.data.sources import reading
 from polytier.engines.exchange import Exchange
 from polytier.engines.network.parent import Patience
 from polytier.engines.network.rehearsal import made_up, pruned, rehearse
 from polytier.engines.network.world import without_samples
 from polytier.engines.protocol import EngineFactory
+from polytier.files.read import reading
 from polytier.files.write import write_text
 from polytier.method.algorithm import Algorithm
 from polytier.runs.assemble import Assembly, assemble

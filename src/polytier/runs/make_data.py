@@ -15,6 +15,7 @@ from polytier.data.federation import Federation
 from polytier.data.pack import is_stored
 from polytier.data.sources import GENERATED, default_dir
 from polytier.files.read import check_path
+from polytier.models.pretrained import check_tokenizer
 from polytier.runs.spec import RunSpec, read_numbers, read_teams, settings
 from polytier.tree.topology import Topology, nested
 
@@ -55,7 +56,13 @@ def make_data(
 
 
 def with_fitting_model(spec: RunSpec, federation: Federation) -> RunSpec:
-    """The specification with a model for tokens or numbers where mclr, the default, does not fit the data."""
+    """The specification with a model for tokens or numbers where mclr, the default, does not fit the data.
+
+    Raises:
+        ValueError: the model is a pretrained one that came with another tokenizer than the data have.
+    """
+    if spec.model.startswith("hf:") and (tokenizer := parse_text(spec.data)[2].get("tokenizer")):
+        check_tokenizer(spec.model.removeprefix("hf:"), tokenizer)
     if federation.is_tokens and spec.model == "mclr":
         log.info("the data are tokens: model gpt instead of mclr")
         return spec.replace(model="gpt")

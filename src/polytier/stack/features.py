@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polytier.models.trainable import listed
+from polytier._text import listed
 from polytier.stack.dropout import KeyedDropout
 
 WITHOUT = "or leave out cache_features"

@@ -190,11 +190,13 @@ def seconds_on_stand_in(spec: RunSpec, sample: Sample | str) -> tuple[float, flo
     if sample.classes is None:  # problems that are generated, and small
         with Loop.of(spec) as loop:
             return seconds_a_step(loop.context), seconds_to_evaluate(loop) / max(1, sample.number)
-    size = spec.batch_size if isinstance(spec.batch_size, int) else TIMED_BATCH
-    data = stand_in(min(spec.devices or 40, TIMED_DEVICES), 3 * size, sample, 0)
+    size = timed = spec.batch_size if isinstance(spec.batch_size, int) else TIMED_BATCH
     plain = spec.replace(team_participation=1.0, device_participation=1.0, codec=None, upload=None)
+    if spec.model.startswith("hf:"):  # a batch may take more memory than there is
+        timed, plain = 1, plain.replace(batch_size=1)
+    data = stand_in(min(spec.devices or 40, TIMED_DEVICES), 3 * timed, sample, 0)
     with Loop(assemble(plain, algorithm=FedAvg(), federation=data)) as loop:
-        step = min(seconds_a_step(loop.context) for _ in range(REPEATS))
+        step = min(seconds_a_step(loop.context) for _ in range(REPEATS)) * size / timed
         return step, seconds_to_evaluate(loop) / len(data.x)
 
 

@@ -47,12 +47,14 @@ class Plan:
         scale: "quick" or "full".
         only: Patterns of names of runs; None: all runs.
         seeds: Number of seeds of every run; None: as many as the plan has.
+        model: The path of a pretrained model, for those plans that need one; None: their default.
     """
 
     what: str
     scale: str
     only: str | None = None
     seeds: int | None = None
+    model: str | None = None
 
     @property
     def paper(self) -> str:
@@ -63,13 +65,17 @@ class Plan:
         """The command that reproduces it."""
         only = [] if self.only is None else ["--only", self.only]
         seeds = [] if self.seeds is None else ["--seeds", str(self.seeds)]
-        return shlex.join(
-            ["polytier", "reproduce", self.what, "--scale", self.scale, *only, *seeds, "--data-dir", "DIR"]
-        )
+        start = ["polytier", "reproduce", self.what, "--scale", self.scale, *self.given_model]
+        return shlex.join([*start, *only, *seeds, "--data-dir", "DIR"])
+
+    @property
+    def given_model(self) -> list[str]:
+        """The words of a command that name the model."""
+        return [] if self.model is None else ["--model", self.model]
 
     def items(self) -> list[Item]:
         """The items, with those rows, curves and claims that were asked for."""
-        return papers.restricted(papers.chosen(self.what, self.scale)[1], self.only)
+        return papers.restricted(papers.chosen(self.what, self.scale, self.model)[1], self.only)
 
 
 def reproduce_paper(
@@ -96,7 +102,7 @@ def reproduce_paper(
         make_folder(out / "runs")
         if not (out / FILE).exists():
             write_text(out / FILE, "{}\n")  # this file marks the folder as a reproduction
-        store = Store(results or out / "results", plan.paper, plan.scale, items)
+        store = Store(results or out / "results", plan.paper, plan.scale, items, plan.given_model)
         for task in tasks:
             store(task)  # runs that were finished before
         try:

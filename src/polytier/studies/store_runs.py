@@ -29,10 +29,11 @@ class Store:
         paper: The name of the paper.
         scale: "quick" or "full".
         items: The items whose runs are stored.
+        more: Further words of the command that reproduces them.
     """
 
-    def __init__(self, folder: Path, paper: str, scale: str, items: Sequence[Item]) -> None:
-        self.folder, self.paper, self.scale = folder, paper, scale
+    def __init__(self, folder: Path, paper: str, scale: str, items: Sequence[Item], more: Sequence[str] = ()) -> None:
+        self.folder, self.paper, self.scale, self.more = folder, paper, scale, more
         self.runs = {run.name: run for item in items for run in item.runs()}
         self.item = {run.name: item.name for item in reversed(items) for run in item.runs()}
         self.origin = origin()
@@ -47,14 +48,14 @@ class Store:
     def content(self, task: Task) -> dict[str, Any]:
         """The content of the file of a finished run."""
         name, seed = task.method, task.spec.seed
-        again = ["polytier", "reproduce", f"{self.paper}/{self.item[name]}", "--scale", self.scale, "--only", name]
+        again = ["polytier", "reproduce", f"{self.paper}/{self.item[name]}", "--scale", self.scale, *self.more]
         return {
             "format": FORMAT,
             "paper": self.paper,
             "scale": self.scale,
             "run": name,
             "seed": seed,
-            "command": shlex.join([*again, "--seeds", str(seed + 1), "--data-dir", "DIR"]),
+            "command": shlex.join([*again, "--only", name, "--seeds", str(seed + 1), "--data-dir", "DIR"]),
             **self.origin,
             "versions": RunRecord(task.folder).config.get("versions"),  # it may have been finished before
             "settings": plain(self.runs[name]),

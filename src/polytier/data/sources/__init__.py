@@ -11,7 +11,7 @@ from collections.abc import Callable
 from polytier.data.sources.celeba import celeba
 from polytier.data.sources.cifar import cifar_10, cifar_100
 from polytier.data.sources.digits import digits, digits_at_sites
-from polytier.data.sources.files import default_dir, reading
+from polytier.data.sources.files import default_dir
 from polytier.data.sources.generated import (
     clustered_quadratics,
     quadratic_devices,
@@ -24,7 +24,7 @@ from polytier.data.sources.sentences import sentences
 from polytier.data.sources.source import Source
 from polytier.data.sources.text import text
 
-__all__ = ["GENERATED", "SOURCES", "Source", "default_dir", "reading"]
+__all__ = ["GENERATED", "SOURCES", "Source", "default_dir"]
 
 # functions (data_dir, num_devices, seed, *, own arguments)
 GENERATED: dict[str, Callable[..., Source]] = {

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from polytier.data.sources.files import checked_labels, not_found, reading, search_folders
+from polytier.data.sources.files import checked_labels, not_found, search_folders
 from polytier.data.sources.source import Source
+from polytier.files.read import reading
 
 
 def cifar_10(data_dir: Path | None = None, *, low: float = 0.0) -> Source:

@@ -3,37 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-
-from polytier.files.read import NoFile
 
 
 def default_dir() -> Path:
     """The folder of all data if the user names none: $POLYTIER_DATA, or ~/.cache/polytier."""
     return Path(os.environ.get("POLYTIER_DATA") or Path.home() / ".cache" / "polytier")
-
-
-@contextmanager
-def reading(path: Path | str, what: str, advice: str = "get the file again") -> Iterator[None]:
-    """Turn every error that is raised while a file is read into a ValueError that names the file.
-
-    Args:
-        path: the file, or another name of what is read.
-        what: what it should be, such as "an idx file".
-        advice: what the user can do.
-    """
-    try:
-        yield
-    except NoFile:
-        raise
-    except Exception as error:  # a broken pickle or archive can raise nearly anything
-        text = " ".join(str(error).split())
-        reason = text if isinstance(error, ValueError) else f"{type(error).__name__} {text}"
-        raise ValueError(f"{path} cannot be read as {what}: {reason}; {advice}") from error
 
 
 def search_folders(data_dir: Path | None, *names: str) -> list[Path]:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from polytier.data.sources.files import checked_labels, find_files, reading, search_folders
+from polytier.data.sources.files import checked_labels, find_files, search_folders
 from polytier.data.sources.source import Source
+from polytier.files.read import reading
 
 
 def mnist(data_dir: Path | None = None, *, low: float = 0.0) -> Source:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from polytier.data.sources.files import checked_labels, not_found, reading, search_folders
+from polytier.data.sources.files import checked_labels, not_found, search_folders
 from polytier.data.sources.source import Source
+from polytier.files.read import reading
 
 
 def leaf(data_dir: Path | None = None, *, shape: tuple[int, ...] = ()) -> Source:

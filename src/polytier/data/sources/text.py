@@ -20,9 +20,10 @@ from polytier._errors import unknown
 from polytier.data import IGNORED
 from polytier.data.federation import split_by_shares
 from polytier.data.population import SPLITS
-from polytier.data.sources.files import default_dir, reading
+from polytier.data.sources.files import default_dir
 from polytier.data.sources.source import Source
 from polytier.data.tokens import BPE, BYTES, Tokenizer, make_tokenizer
+from polytier.files.read import reading
 
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}  # others are not packed
 ENDINGS = (".txt", ".text")
@@ -103,7 +104,7 @@ def text(
         data_dir: where FOLDER is searched if it is no path; without FOLDER, DIR/text and DIR are searched.
         folder: the folder with the files.
         context: the number of tokens of a sample.
-        tokenizer: bytes, bpe:SIZE, a tokenizer.json, or a folder with vocab.json and merges.txt of GPT-2.
+        tokenizer: bytes, bpe:SIZE, or that of a model: its folder, its .gguf file or a tokenizer.json.
         files: only these files, by name without ending, joined by "+"; by default all.
         parts: divide each file among so many devices; without folders, each file is then a team.
         tokens: at most so many tokens per device, without the end tokens; 0: all.
