@@ -79,7 +79,7 @@ class Stacked:
         """
         if workers > 1 and self._processes is None:
             check_picklable(self.exchange)
-            program = partial(compute_in_worker, tiles=self.tiles, exchange=self.exchange)
+            program = partial(compute_and_count, tiles=self.tiles, exchange=self.exchange)
             self._processes = Workers(self.context, workers, program)
         self.workers = workers
 
@@ -94,9 +94,10 @@ class Stacked:
         ledger = self.context.scope(call.scope).ledger
         if not call.quiet and len(call.ids):
             call = replace(call, rows=self.exchange.down(call.rows))
-            nbytes = self.exchange.down_bytes(call.rows, int(call.sender.numpy().max()) + 1)
-            ledger.add(call.tier, "down", call.ids, nbytes[call.sender])
         for start, end, first, answer, nbytes in self._runs(call):
+            if start == 0 and not call.quiet:  # counted once workers are busy
+                sent = self.exchange.down_bytes(call.rows, int(call.sender.numpy().max()) + 1)
+                ledger.add(call.tier, "down", call.ids, sent[call.sender])
             if not call.quiet:
                 ledger.add(call.tier, "up", call.ids[start:end], nbytes)
             yield replace(answer, first=first) if isinstance(answer, Folded) else answer
@@ -213,12 +214,15 @@ def check_picklable(exchange: Exchange) -> None:
             ) from None
 
 
-def compute_in_worker(
+def compute_and_count(
     context: Context, call: Call, tiles: dict[str, int], exchange: Exchange
 ) -> tuple[Folded | Rows, Tensor, int]:
-    """What a worker process does with a call: `compute`, and the number of device steps that it took."""
-    before = context.all_steps
-    return *compute(context, call, tiles[call.scope], exchange), context.all_steps - before
+    """What a process does with a call: `compute`, and the number of device steps that it took, not yet counted."""
+    part = context.scope(call.scope)
+    before = part.device_steps
+    answer, nbytes = compute(context, call, tiles[call.scope], exchange)
+    steps, part.device_steps = part.device_steps - before, before
+    return answer, nbytes, steps
 
 
 def cut(call: Call, size: int) -> list[tuple[int, int, int]]:
