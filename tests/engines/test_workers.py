@@ -23,7 +23,7 @@ from polytier.method.call import Call, Clock
 from polytier.runs.loop import make_loop
 from tasks import Forgetful, Locked, after, compute, die, echo, fail, fail_by, meet, remember, samples_of, touch
 
-NUMBER = 2  # processes
+NUMBER = 3  # processes, with this one
 
 
 # -- in this process ----------------------------------------------------------------------------------
@@ -56,7 +56,8 @@ def workers(kept) -> Workers:
 
 
 def ask(workers: Workers, function: Any, *given: Any) -> Any:
-    (answer,) = workers.run([(function, *given)])
+    """The answer of another process: this one has the first call."""
+    _, answer = workers.run([(echo, None), (function, *given)])
     return answer
 
 
@@ -72,17 +73,25 @@ def processes_of(workers: Workers) -> list[Any]:
 
 
 def test_answers_come_in_the_order_of_the_calls(workers, tmp_path):
-    """The first call waits for the fifth."""
+    """The second call waits for the sixth."""
     there = tmp_path / "there"
-    calls = [(after, there, 0), (echo, 1), (echo, 2), (echo, 3), (touch, there, 4), *((echo, k) for k in range(5, 20))]
+    calls = [(echo, 0), (after, there, 1), (echo, 2), (echo, 3), (echo, 4), (touch, there, 5)]
+    calls += [(echo, k) for k in range(6, 20)]
     assert list(workers.run(calls)) == list(range(20))
 
 
-def test_work_is_done_elsewhere_and_by_all(workers, tmp_path):
-    one, two = tmp_path / "one", tmp_path / "two"
-    ids = list(workers.run([(meet, one, two), (meet, two, one)]))
-    assert len({os.getpid(), *ids}) == 3
-    assert sorted(ids) == sorted(p.pid for p in processes_of(workers))
+def test_work_is_done_by_all_at_the_same_time(workers, tmp_path):
+    paths = [tmp_path / name for name in ("one", "two", "three")]
+    ids = list(workers.run((meet, paths[k], paths[k - 1]) for k in range(NUMBER)))
+    assert ids[0] == os.getpid()
+    assert sorted(ids[1:]) == sorted(p.pid for p in processes_of(workers))
+
+
+def test_a_process_has_its_next_call_before_it_asks(workers, tmp_path):
+    """The first call, which is computed here, ends when the fourth one has: that one waits at another process."""
+    there = tmp_path / "there"
+    calls = [(after, there, 0), (echo, 1), (echo, 2), (touch, there, 3), *((echo, k) for k in range(4, 9))]
+    assert list(workers.run(calls)) == list(range(9))
 
 
 def test_no_calls_no_answers(workers):
@@ -125,6 +134,14 @@ def test_an_error_arrives_as_itself(workers, error):
     before = processes_of(workers)
     assert_usable(workers)
     assert processes_of(workers) == before
+
+
+def test_an_error_here_is_raised_when_the_others_have_answered(workers, tmp_path):
+    with pytest.raises(ValueError, match="here") as caught:
+        list(workers.run([(fail, ValueError("here")), (touch, tmp_path / "there", 1)]))
+    assert caught.value.__cause__ is None
+    assert (tmp_path / "there").exists()
+    assert_usable(workers)
 
 
 @pytest.mark.parametrize(("kind", "given"), [(Locked, ("in use",)), (Forgetful, ("in use", 3))])
@@ -234,7 +251,7 @@ class Worker(threading.Thread):
 @pytest.fixture
 def threads() -> Iterator[Workers]:
     workers = new_workers()
-    for k in range(NUMBER):
+    for k in range(1, NUMBER):
         ours, theirs = multiprocessing.Pipe()
         files = workers.folder / f"to-{k}", workers.folder / f"from-{k}"
         workers._channels.append(Channel(ours, *files, Worker(Channel(theirs, *files[::-1]))))
@@ -284,11 +301,11 @@ def test_a_killed_worker_is_replaced(workers, tmp_path):
     assert_usable(workers)
     before = processes_of(workers)
     with pytest.raises(WorkerLost, match="ended in the middle of a round"):
-        list(workers.run([(after, tmp_path / "never", 0), (die,)]))  # the other one is at work
+        list(workers.run([(echo, 0), (after, tmp_path / "never", 0), (die,)]))  # the other one is at work
     assert not any(process.is_alive() for process in before)
     assert_usable(workers)
     fresh = processes_of(workers)
-    assert len(fresh) == NUMBER
+    assert len(fresh) == NUMBER - 1
     assert all(process.is_alive() for process in fresh)
     assert not {p.pid for p in before} & {p.pid for p in fresh}
 
@@ -298,7 +315,7 @@ def test_close_leaves_nothing(workers):
     processes, folder = processes_of(workers), workers.folder
     assert any(folder.iterdir())
     workers.close()
-    assert [process.exitcode for process in processes] == [0] * NUMBER  # they went by themselves
+    assert [process.exitcode for process in processes] == [0] * (NUMBER - 1)  # they went by themselves
     assert not folder.exists()
     workers.close()  # once more does no harm
 
@@ -317,11 +334,11 @@ def test_free_memory_is_released_every_ten_seconds(monkeypatch):
 
 
 def test_results_need_not_be_copied(workers):
-    expected = [torch.arange(1000.0) * k for k in range(2)]
+    expected = [torch.arange(1000.0) * k for k in range(NUMBER)]
     for _ in range(3):
         found = list(workers.run(((echo, tensor) for tensor in expected), copied=False))
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-        assert all(tensor.data_ptr() % 64 == 0 for tensor in found)
+        assert all(tensor.data_ptr() % 64 == 0 for tensor in found[1:])
 
 
 def test_short_calls_are_computed_where_that_is_faster():

@@ -138,19 +138,18 @@ class Batches:
         """The same settings for other data."""
         return Batches(federation, self.seed, self.dtype, self.device, self.keyed)
 
-    def reshuffle(self, rows: np.ndarray, round_: int) -> None:
+    def reshuffle(self, rows: np.ndarray, layout: Layout, round_: int) -> None:
         """Update the order of these devices' training samples. It depends on the device and the epoch only."""
+        if layout.rounds is None:
+            return  # one sample has one order
+        epoch = round_ // layout.rounds
+        stale = self.stamp[rows] != epoch
+        if not stale.any():
+            return
+        rows, epoch, stems = rows[stale], epoch[stale], layout.stems[stale]
         starts, samples = self.federation.training
         size = samples[rows]
-        if int(size.max(initial=0)) < 2:
-            return  # one sample has one order
-        epoch = round_ // (1 + size // RESHUFFLE)
-        stale = self.stamp[rows] != epoch
-        if not stale.all():
-            if not stale.any():
-                return
-            rows, size, epoch = rows[stale], size[stale], epoch[stale]
-        base = random.node_keys(random.key(self.seed, "shuffle"), self.keys.numpy()[rows])
+        base = random.drawn_keys(random.key(self.seed, "shuffle"), stems)
         order = random.shuffled(random.mix(base ^ random.mix(epoch + 1)), size)
         start, slots = starts[rows, None], np.arange(order.shape[1])
         place = start + slots
@@ -175,12 +174,12 @@ class Batches:
             shuffle: whether batches are made anew in every epoch; otherwise they follow the order of the data.
         """
         devices = rows.numpy()
-        if shuffle:
-            self.reshuffle(devices, round_)
         layout = self.layout(devices, size)
+        if shuffle:
+            self.reshuffle(devices, layout, round_)
         if layout.same and not self.keyed:
             return Walk(self, layout, None, stream)
-        drawn = random.node_keys(random.key(self.seed, "batch", stream, round_, call), self.keys.numpy()[devices])
+        drawn = random.drawn_keys(random.key(self.seed, "batch", stream, round_, call), layout.stems)
         return Walk(self, layout, drawn, stream)
 
     def layout(self, devices: np.ndarray, size: int | Tensor) -> Layout:
@@ -191,7 +190,7 @@ class Batches:
             sizes = np.full_like(devices, size) if isinstance(size, int) else size.numpy()
             if len(known) >= FEW_SHAPES:
                 known.clear()
-            known[key] = Layout.of(self.federation, devices, sizes)
+            known[key] = Layout.of(self.federation, devices, sizes, self.keys.numpy())
         return known[key]
 
     def example(self) -> Tensor:
@@ -256,17 +255,21 @@ class Layout:
 
     batches | [n] number of mini-batches of each device
     same    | whether each device has one mini-batch only, so that all batches of a walk are the same
+    stems   | [n] of the keys of each device's draws
+    rounds  | [n] number of rounds for which an order of a device's samples lasts; None if no device has two samples
     groups  | the devices of each padded width: which rows, the width, and [r, 1] each: the first training sample, the
               number of samples, the batch size, the number of batches; and whether all batches are full
     """
 
     batches: np.ndarray
     same: bool
+    stems: np.ndarray
+    rounds: np.ndarray | None
     groups: list[tuple[Tensor | slice, int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, bool]]
 
     @classmethod
-    def of(cls, federation: Federation, devices: np.ndarray, size: np.ndarray) -> Layout:
-        """The layout of `devices` [n] with batches of `size` [n]."""
+    def of(cls, federation: Federation, devices: np.ndarray, size: np.ndarray, keys: np.ndarray) -> Layout:
+        """The layout of `devices` [n] with batches of `size` [n]; `keys` are those of all devices' names."""
         starts, samples = (values[devices] for values in federation.training)
         batches, groups = (samples + size - 1) // size, []
         for which, width in groups_by_width(samples, size):
@@ -274,7 +277,8 @@ class Layout:
             start, own, its, number = (values[some, None] for values in (starts, samples, size, batches))
             full = bool((own % its == 0).all() and (its == width).all())
             groups.append((which, width, start, own, its, number, full))
-        return cls(batches, bool((batches <= 1).all()), groups)
+        rounds = 1 + samples // RESHUFFLE if samples.max(initial=0) > 1 else None
+        return cls(batches, bool((batches <= 1).all()), random.stems(keys[devices]), rounds, groups)
 
 
 class Walk:

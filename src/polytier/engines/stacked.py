@@ -79,7 +79,7 @@ class Stacked:
         """
         if workers > 1 and self._processes is None:
             check_picklable(self.exchange)
-            program = partial(compute_in_worker, tiles=self.tiles, exchange=self.exchange)
+            program = partial(compute_and_count, tiles=self.tiles, exchange=self.exchange)
             self._processes = Workers(self.context, workers, program)
         self.workers = workers
 
@@ -93,13 +93,15 @@ class Stacked:
         """Run the program of a call at its receivers; see `Engine.deliver`."""
         ledger = self.context.scope(call.scope).ledger
         if not call.quiet and len(call.ids):
-            call = replace(call, rows=self.exchange.down(call.rows))
-            nbytes = self.exchange.down_bytes(call.rows, int(call.sender.numpy().max()) + 1)
-            ledger.add(call.tier, "down", call.ids, nbytes[call.sender])
+            rows = self.exchange.down(call.rows)
+            call = call if rows is call.rows else replace(call, rows=rows)
         for start, end, first, answer, nbytes in self._runs(call):
+            if start == 0 and not call.quiet:  # counted once workers are busy
+                sent = self.exchange.down_bytes(call.rows, int(call.sender.numpy().max()) + 1)
+                ledger.add(call.tier, "down", call.ids, sent[call.sender])
             if not call.quiet:
                 ledger.add(call.tier, "up", call.ids[start:end], nbytes)
-            yield replace(answer, first=first) if isinstance(answer, Folded) else answer
+            yield replace(answer, first=first) if first and isinstance(answer, Folded) else answer
 
     def _runs(self, call: Call) -> Iterator[tuple[int, int, int, Folded | Rows, Tensor]]:
         """For each run of receivers: start, end, number of the first block, answers or sums, bytes of each answer."""
@@ -110,7 +112,11 @@ class Stacked:
             answer = compute(self.context, call, self.inner_tile or n, self.exchange)
             yield 0, n, 0, *answer
             return
-        pieces = self._cut(call, min(-(-n // self.workers), max(tile, RUN)))
+        size = min(-(-n // self.workers), max(tile, RUN))
+        if n <= size:
+            yield 0, n, 0, *compute(self.context, call, tile, self.exchange)
+            return
+        pieces = self._cut(call, size)
         runs = pieces.runs
         # one row for each receiver and one answer from each: moving these costs more than a second process saves
         each = call.blocks is None and not call.quiet and any(len(r) == n for r in as_dict(call.rows).values())
@@ -213,12 +219,15 @@ def check_picklable(exchange: Exchange) -> None:
             ) from None
 
 
-def compute_in_worker(
+def compute_and_count(
     context: Context, call: Call, tiles: dict[str, int], exchange: Exchange
 ) -> tuple[Folded | Rows, Tensor, int]:
-    """What a worker process does with a call: `compute`, and the number of device steps that it took."""
-    before = context.all_steps
-    return *compute(context, call, tiles[call.scope], exchange), context.all_steps - before
+    """What a process does with a call: `compute`, and the number of device steps that it took, not yet counted."""
+    part = context.scope(call.scope)
+    before = part.device_steps
+    answer, nbytes = compute(context, call, tiles[call.scope], exchange)
+    steps, part.device_steps = part.device_steps - before, before
+    return answer, nbytes, steps
 
 
 def cut(call: Call, size: int) -> list[tuple[int, int, int]]:

@@ -1,10 +1,12 @@
 """Worker processes of the stacked engine. They map the data and the memory of a run from files, and receive calls.
 
-A message is a pickle sent through a pipe; the rows in it are passed through a file that both sides map.
+The process of the run is one of them: it computes calls too while the others are at work. A message is a pickle sent
+through a pipe; the rows in it are passed through a file that both sides map.
 """
 
 from __future__ import annotations
 
+import copyreg
 import io
 import mmap
 import multiprocessing
@@ -15,13 +17,16 @@ import signal
 import tempfile
 import threading
 import traceback
+from collections import ChainMap, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import cycle
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,6 +39,8 @@ from polytier.method.context import Context
 from polytier.method.memory import Memory
 
 ALIGNED = 64  # bytes at whose multiples rows start in a file that both sides map
+AHEAD = 2  # calls per process that are made before the first of them has its result
+QUEUED = 2  # calls that another process is asked at a time, so that it does not wait for the next one
 Compute = Callable[[Context, Any], Any]  # what a worker does: the result of a call
 
 
@@ -52,13 +59,13 @@ class WorkerTraceback(Exception):
 
 
 class Workers:
-    """Processes that compute calls with a copy of `context`, whose data and memory they share.
+    """Processes that compute calls with the same data and memory: this one, and others that share those of `context`.
 
-    The processes start with the first call.
+    The others start with the first call.
 
     Args:
         context: What the programs share. Its data and memory move into files.
-        number: Number of processes.
+        number: Number of processes, with this one.
         compute: What a process does with a call; picklable.
     """
 
@@ -72,6 +79,8 @@ class Workers:
     def run(self, calls: Iterable[Any], copied: bool = True) -> Iterator[Any]:
         """Yield the result of each call, in the order of the calls.
 
+        The first one is computed here, the next ones by the other processes, and so on with all that is left.
+
         Args:
             calls: The calls.
             copied: Whether the tensors of the results are copied. Otherwise they are in the file through which they
@@ -80,33 +89,32 @@ class Workers:
 
         Raises:
             WorkerLost: If a process ended. The next call starts new ones.
-            Exception: What a call raised, with the traceback of the worker as its cause.
+            Exception: What a call raised, if in another process with the traceback of that one as its cause.
         """
-        ahead, found = enumerate(calls), {}
-        idle, busy = list(self._started()), {}
-        number, following = 0, next(ahead, None)
+        ahead, found, number = enumerate(calls), {}, 0
+        channels, following = self._started(), next(ahead, None)
         try:
-            while following or busy or number in found:
-                while following and idle and following[0] <= number + 2 * self.number:
-                    channel = idle.pop()
-                    channel.send(following[1])
-                    busy[channel.pipe] = following[0], channel
+            while following or number in found or any(channel.asked for channel in channels):
+                mine, limit = None, number + AHEAD * self.number  # what waits to be yielded is in memory
+                if following and following[0] <= limit:
+                    mine, following = following, next(ahead, None)
+                while following and following[0] <= limit and (free := least_asked(channels)):
+                    free.ask(*following)
                     following = next(ahead, None)
-                if number in found:
+                if mine:
+                    found[mine[0]] = self.compute(self.context, mine[1])
+                if following or number not in found:
+                    for channel in answering(channels, block=not mine):
+                        found |= channel.answer(copied)
+                while number in found:
                     yield found.pop(number)
                     number += 1
-                    continue
-                for pipe in wait(list(busy)):
-                    place, channel = busy.pop(pipe)
-                    found[place] = received(channel, copied)
-                    idle.append(channel)
         except WorkerLost:
             self._stop(kill=True)
             raise
         finally:  # the caller may have stopped early: answers that are still to come must not be taken for later ones
-            for _, channel in busy.values():
-                with suppress(WorkerLost):
-                    channel.receive()
+            for channel in channels:
+                channel.discard()
 
     def close(self) -> None:
         """End the processes and delete the files."""
@@ -121,7 +129,7 @@ class Workers:
                 describe_shared(part, subfolder(self.folder, k)) for k, part in enumerate(self.context.parts)
             ]
             shared = (without_data(self.context), shared_parts, self.folder, self.compute)
-            for k in range(self.number):
+            for k in range(1, self.number):
                 ours, theirs = multiprocessing.Pipe()
                 process = start_process(serve, theirs, k, *shared, daemon=True)
                 theirs.close()
@@ -138,18 +146,52 @@ class Workers:
 
 
 class Channel:
-    """Messages to another process and back, one at a time.
+    """Messages to another process and back, at most `QUEUED` at a time.
 
     Args:
         pipe: The connection.
-        sent: File through which rows are passed to the other process.
-        received: File through which rows come from it.
+        sent: Name of the files through which rows are passed to the other process; they are used in turns.
+        received: Name of the files through which rows come from it.
         process: The other process, if this one started it.
+
+    Attributes:
+        asked: The numbers of the calls that it has not answered yet.
     """
 
     def __init__(self, pipe: Connection, sent: Path, received: Path, process: Any = None) -> None:
         self.pipe, self.process = pipe, process
-        self._sent, self._received = Area(sent), Area(received)
+        self.asked: deque[int] = deque()
+        self._sent, self._received = ([Area(Path(f"{p}-{k}")) for k in range(QUEUED)] for p in (sent, received))
+        self._turns = cycle(range(QUEUED))
+
+    def ask(self, number: int, call: Any) -> None:
+        """Send a call.
+
+        Raises:
+            WorkerLost: If the other process has ended.
+        """
+        self.send(call)
+        self.asked.append(number)
+
+    def answer(self, copied: bool = True) -> dict[int, Any]:
+        """Wait for the next result, and return it by the number of its call.
+
+        Raises:
+            WorkerLost: If the other process has ended.
+            Exception: What the call raised.
+        """
+        found, error, where = self.receive(copied)
+        number = self.asked.popleft()
+        if error is not None:
+            raise error from WorkerTraceback("\n" + where)
+        return {number: found}
+
+    def discard(self) -> None:
+        """Wait for all results that are still to come."""
+        with suppress(WorkerLost):
+            while self.asked:
+                self.receive()
+                self.asked.popleft()
 
     def send(self, message: Any) -> None:
         """Send any picklable object; tensors in it are copied into the file.
@@ -160,23 +202,24 @@ class Channel:
         buffers: list[pickle.PickleBuffer] = []
         stream = io.BytesIO()
         Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(message)
-        sizes = self._sent.write([b.raw() for b in buffers])
+        turn = next(self._turns)
+        sizes = self._sent[turn].write([b.raw() for b in buffers])
         with self._connection():
-            self.pipe.send_bytes(pickle.dumps((sizes, stream.getvalue())))
+            self.pipe.send_bytes(pickle.dumps((turn, sizes, stream.getvalue())))
 
     def receive(self, copied: bool = True) -> Any:
         """Wait for the next object.
 
         Args:
-            copied: Whether its tensors are copied; otherwise the next object overwrites them.
+            copied: Whether its tensors are copied; otherwise objects to come overwrite them.
 
         Raises:
             WorkerLost: If the other process has ended.
         """
         with self._connection():
             head = self.pipe.recv_bytes()
-        sizes, message = pickle.loads(head)
-        return pickle.loads(message, buffers=self._received.read(sizes, copied))
+        turn, sizes, message = pickle.loads(head)
+        return pickle.loads(message, buffers=self._received[turn].read(sizes, copied))
 
     @contextmanager
     def _connection(self) -> Iterator[None]:
@@ -223,19 +266,35 @@ class Area:
         return self.map if self.map is not None else memoryview(b"")
 
 
+def rows_of(buffer: Any, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    """The tensor whose numbers are in a buffer."""
+    return torch.from_numpy(np.ndarray(shape, dtype, buffer))
+
+
+def as_buffer(rows: Tensor) -> Any:
+    """How a tensor is pickled: torch would pass each one as a shared file, which takes milliseconds."""
+    array = rows.contiguous().numpy()
+    return rows_of, (pickle.PickleBuffer(array), array.dtype.str, array.shape)  # type: ignore[arg-type]
+
+
 class Pickler(pickle.Pickler):
-    """Pickles tensors as NumPy arrays: torch would pass each one as a shared file, which takes milliseconds."""
+    """Pickles tensors as buffers."""
 
-    def reducer_override(self, obj: Any) -> Any:
-        return (torch.from_numpy, (obj.contiguous().numpy(),)) if isinstance(obj, Tensor) else NotImplemented
+    dispatch_table: ClassVar[Any] = ChainMap({Tensor: as_buffer}, copyreg.dispatch_table)  # type: ignore[arg-type]
 
 
-def received(channel: Channel, copied: bool) -> Any:
-    """The next answer of a worker; raises the error if it is one."""
-    answer, error, where = channel.receive(copied)
-    if error is not None:
-        raise error from WorkerTraceback("\n" + where)
-    return answer
+def least_asked(channels: list[Channel]) -> Channel | None:
+    """The channel with the fewest calls, if it can take another one."""
+    found = min(channels, key=lambda channel: len(channel.asked))
+    return found if len(found.asked) < QUEUED else None
+
+
+def answering(channels: list[Channel], block: bool) -> list[Channel]:
+    """The channels whose next answer is there; with `block`, wait for one."""
+    asked: dict[Any, Channel] = {channel.pipe: channel for channel in channels if channel.asked}
+    if block and len(asked) == 1:  # reading waits as well, in a fraction of the time that asking takes
+        return list(asked.values())
+    return [asked[pipe] for pipe in wait(list(asked), None if block else 0)]
 
 
 # -- in a worker --------------------------------------------------------------------------------------

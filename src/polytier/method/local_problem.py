@@ -133,7 +133,7 @@ class LocalProblem(Node):
     def grad_pieces(self, theta: Tensor, batch: Batch | None = None) -> Iterator[tuple[Tensor | slice, list[Piece]]]:
         """The same gradients for some rows at a time and by parameter, for the solvers (`Objective.grad_pieces`)."""
         if not self.quiet:
-            self._context.device_steps += len(theta)
+            self._context.device_steps += theta.shape[0]
         return self._context.objective.grad_pieces(theta, self.batch() if batch is None else batch, self.statistics)
 
     def loss(

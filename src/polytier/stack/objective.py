@@ -358,8 +358,8 @@ class Objective:
 
     def _graph(self, kind: str, loss: Callable | None, inputs: Sequence[Tensor], stacked: bool) -> Any:
         """Run the graph for inputs of these shapes, which is traced the first time; gradients come in pieces."""
-        inputs = [aligned(inputs[0]) if stacked else inputs[0], *(i.contiguous() for i in inputs[1:])]
-        signature = (kind, loss, stacked, *(i.shape for i in inputs))
+        inputs = [aligned(inputs[0]) if stacked else inputs[0], *[i.contiguous() for i in inputs[1:]]]
+        signature = (kind, loss, stacked, *[i.shape for i in inputs])
         compiled = self._compiled.get(signature)
         if compiled is None:
             function = self._function(kind, loss)

@@ -49,7 +49,7 @@ def aligned(rows: Tensor) -> Tensor:
 
     The last bits of a matrix product, and its speed, depend on the alignment of its factors.
     """
-    starts = rows.data_ptr() | (rows.stride(0) * rows.element_size() if len(rows) > 1 else 0)
+    starts = rows.data_ptr() | (rows.stride(0) * rows.element_size() if rows.shape[0] > 1 else 0)
     return aligned_copy(rows) if starts % LINE or rows.stride(1) != 1 else rows
 
 

@@ -84,7 +84,17 @@ def part_key(part: int | str) -> int:
 
 def node_keys(base: int, nodes: Values) -> Values:
     """[n] one key per node for a draw; `nodes` [n] are the keys of the nodes' names."""
-    return mix(mix(nodes + signed(GOLDEN)) ^ signed(base))
+    return drawn_keys(base, stems(nodes))
+
+
+def stems(nodes: Values) -> Values:
+    """[n] the part of `node_keys` that is the same for all draws."""
+    return mix(nodes + signed(GOLDEN))
+
+
+def drawn_keys(base: int, stems: Values) -> Values:
+    """[n] `node_keys` of the nodes with these `stems` [n]."""
+    return mix(stems ^ signed(base))
 
 
 def bits(keys: Values, count: int) -> Values:
