@@ -32,7 +32,8 @@ from polytier.theory.measure import Trail
 QUADRATICS = "--models 2 --data quadratics:mu=1,smoothness=4 --model quadratic --devices 12 --rounds 300"
 CHECKS = {
     "permfl-theorem-2": "permfl --data digits --devices 12 --teams 3 --batch-size 2000 --rounds 30 "
-    "--set team_rounds=30 --set device_pull=14 --set team_pull=30 --set device_lr=0.048 --set team_lr=0.0227 --set server_lr=0.0083",
+    "--set team_rounds=30 --set device_pull=14 --set team_pull=30 "
+    "--set device_lr=0.048 --set team_lr=0.0227 --set server_lr=0.0083",
     "mfa-corollary-1": f"mfa-rr {QUADRATICS} --set device_lr=1.5/(9+t//2) --set device_steps=3",
     "mfa-theorem-1": f"mfa-rand {QUADRATICS} --set device_lr=1.5/(30+t) --set device_steps=3",
 }
