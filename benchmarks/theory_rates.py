@@ -2,8 +2,8 @@
 
 python benchmarks/theory_rates.py [--out docs/results/theory_rates.json] [--images docs/images]
 
-bounds  | `polytier check --measure --picture` with settings that satisfy all conditions: PerMFL's Theorem 2 and MFA's
-          Theorem 1 and Corollary 1
+bounds  | `polytier check --measure --picture` with settings that satisfy all conditions: PerMFL's Theorems 1 and 2,
+              MFA's Theorem 1 and Corollary 1
 samples | linear regression at 12 devices by MFA-RR with 2 models, a step that falls as 1/T, and full gradients,
           mini-batches that grow as Theorem 2 asks, or mini-batches of fixed size: the exponent p of a distance
           |w_T - w*| that falls as T^p, between rounds 200 and 4,000, over 2 models and 3 seeds
@@ -31,6 +31,9 @@ from polytier.theory.measure import Trail
 
 QUADRATICS = "--models 2 --data quadratics:mu=1,smoothness=4 --model quadratic --devices 12 --rounds 300"
 CHECKS = {
+    "permfl-theorem-1": "permfl --data quadratics:mu=1,smoothness=1.2,dimension=4 --model quadratic --devices 6 "
+    "--teams 2 --rounds 30 --set team_rounds=60 --set device_steps=60 --set device_pull=2.5 --set team_pull=5.25 "
+    "--set device_lr=0.27 --set team_lr=0.064 --set server_lr=0.029",
     "permfl-theorem-2": "permfl --data digits --devices 12 --teams 3 --batch-size 2000 --rounds 30 "
     "--set team_rounds=30 --set device_pull=14 --set team_pull=30 "
     "--set device_lr=0.048 --set team_lr=0.0227 --set server_lr=0.0083",
