@@ -163,7 +163,7 @@ SENTENCES: dict[str, tuple[Sentence, ...]] = {
         ),
         Sentence("with 80 % fewer parameters, as good as pFedMe", LIST, ("figure3: sparse sFedHP's global model",)),
         Sentence("80 % less traffic and 20 % of the parameters", TEXT, ("figure3 rows: ",)),
-        Sentence("sparsity costs little convergence speed", ABSTRACT, ("figure5: slowly",)),
+        Sentence("sparsity costs little convergence speed", ABSTRACT, ("figure3: costs little",)),
         Sentence("converges with linear speed-up", ABSTRACT),
     ),
     "mfa": (
@@ -172,8 +172,9 @@ SENTENCES: dict[str, tuple[Sentence, ...]] = {
         Sentence(
             "with the same computation several models are better than each alone",
             ABSTRACT,
-            ("figure5", "figure6: gain", "figure7"),
+            ("figure5", "figure7"),
         ),
+        Sentence("the gain grows with M, but less than M", TEXT, ("figure6",)),
         Sentence("MFA-RR typically outperforms MFA-Rand", LIST, ("figure3: better", "figure4: better")),
         Sentence("MFA-Rand varies considerably more", TEXT, tuple(f"figure{k}: considerably" for k in (1, 2, 3, 4))),
         Sentence("with few of the devices too, several models are an advantage", END, ("figure7",)),
