@@ -205,7 +205,8 @@ def seconds_on_stand_in(spec: RunSpec, sample: Sample | str, devices: int = TIME
         with Loop.of(spec) as loop:
             steps = steps_a_round(loop)
             return seconds_of(loop.step) / max(1, steps or 1), seconds_of(loop.evaluate) / max(1, sample.number)
-    data = stand_in(min(spec.devices or 40, devices), 3 * batch_of(spec), sample, 0)
+    devices = min(spec.devices or 40, devices)
+    data = stand_in(devices, samples_each(spec, sample, devices), sample, 0)
     plain = spec.replace(team_participation=1.0, device_participation=1.0, codec=None, upload=None)
     with Loop(assemble(plain, algorithm=FedAvg(device_steps=TIMED_STEPS), federation=data)) as loop:
         if loop.context.objective.dimension > LARGE and devices > FEW_DEVICES:
@@ -220,10 +221,16 @@ def seconds_of_round(spec: RunSpec, sample: Sample | str) -> float | None:
     devices = spec.devices or 40
     if sample.classes is None or devices * 3 * batch_of(spec) * np.prod(sample.shape) * 4 > MOST_BYTES:
         return None
-    data = stand_in(devices, 3 * batch_of(spec), sample, read_teams(spec.teams))
+    data = stand_in(devices, samples_each(spec, sample, devices), sample, read_teams(spec.teams))
     with Loop(assemble(spec, algorithm=method_of(spec), federation=data)) as loop:
         models = 8 * 4 * loop.context.objective.dimension * devices  # rows, gradients and what a round makes of them
         return seconds_of(loop.step) if models <= MOST_BYTES else None
+
+
+def samples_each(spec: RunSpec, sample: Sample, devices: int) -> int:
+    """Samples per device of a stand-in: as many as the run has, at least three mini-batches, MOST_BYTES in all."""
+    most = MOST_BYTES // (devices * int(np.prod(sample.shape)) * sample.dtype.itemsize)
+    return max(3 * batch_of(spec), min(sample.number // (spec.devices or 40), most))
 
 
 def batch_of(spec: RunSpec) -> int:
@@ -243,9 +250,12 @@ def seconds_of(action: Callable[[], Any]) -> float:
 
 
 def stand_in(devices: int, each: int, sample: Sample, teams: int | tuple[int, ...] | None) -> Federation:
-    """Devices with so many samples each, a third for training, in two true groups."""
+    """Devices with so many samples each, a third for training, in two true groups.
+
+    The samples are ones, because the system keeps zeros in a single page of memory, which is read faster.
+    """
     device = np.repeat(np.arange(devices), each)
-    x, classes = np.zeros((len(device), *sample.shape), sample.dtype), sample.classes or 2
+    x, classes = np.ones((len(device), *sample.shape), sample.dtype), sample.classes or 2
     y = np.zeros_like(x) if sample.tokens else np.arange(len(device)) % classes
     source = Source(x, y, classes, device, cluster=device % 2)
     return build_federation(source, teams=teams, split=(1, 1, 1))
