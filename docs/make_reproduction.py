@@ -9,6 +9,8 @@ A table stands between two comments. The first one says what it shows:
     <!-- rows: permfl/table1 full MNIST, MCLR -->    rows of an item whose labels contain all these
     <!-- claims: permfl/table1 full MNIST -->        claims whose text contains all these
     <!-- overview: permfl -->                        how many rows agree and claims hold, by item, at both scales
+    <!-- sentences: permfl -->                      sentences of abstract and conclusions, with their state
+    <!-- standing: all -->                          rows and claims of each paper at both scales
     <!-- origin: permfl -->                          commits, machines and hours of the runs
     <!-- picture: permfl/figure2 full TITLE -->      the chart of an item with this title, drawn to docs/images
     <!-- end -->
@@ -29,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from polytier import papers
+from polytier.papers import sentences as of_papers
 from polytier.papers import verdicts
 from polytier.papers.stored_runs import StoredRun, stored_runs
 from polytier.report.blocks import Lines
@@ -39,7 +42,9 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs/results"
 IMAGES = ROOT / "docs/images"
 PAGES = [ROOT / "docs/reproduction.md", *sorted((ROOT / "docs/papers").glob("*.md"))]
-BLOCK = re.compile(r"<!-- (rows|claims|overview|origin|picture): (.*?) -->\n.*?<!-- end -->", re.DOTALL)
+BLOCK = re.compile(
+    r"<!-- (rows|claims|overview|sentences|standing|origin|picture): (.*?) -->\n.*?<!-- end -->", re.DOTALL
+)
 
 
 def refreshed(text: str) -> str:
@@ -121,6 +126,32 @@ def overview(paper: str) -> str:
     return table(["item", *(c.format(s) for s in ("quick", "full") for c in columns)], lines)
 
 
+def sentences(paper: str) -> str:
+    """The sentences of a paper's abstract and conclusions, with their state at both scales and what they rest on."""
+    theory = {of_papers.THEORY: {"claims": of_papers.theory_claims(theory_rates())}}
+    lines = []
+    for sentence in of_papers.SENTENCES[paper]:
+        found = [sentence.claims({**judged(paper, scale), **theory}) for scale in ("quick", "full")]
+        cells = [f"{of_papers.state(claims)}{f' ({of_papers.counted(claims)})' if claims else ''}" for claims in found]
+        if all(place.startswith(of_papers.THEORY) for place in sentence.rests):
+            cells[1] = ""  # measured once, at no scale
+        places = list(dict.fromkeys(place.partition(":")[0].removesuffix(" rows") for place in sentence.rests))
+        lines.append([sentence.text, sentence.where, *cells, ", ".join(places)])
+    return table(["sentence", "where", "quick", "full", "rests on"], lines)
+
+
+@cache
+def theory_rates() -> dict[str, Any]:
+    """What benchmarks/theory_rates.py has measured."""
+    return json.loads((RESULTS / "theory_rates.json").read_text(encoding="utf-8"))
+
+
+def standing(_: str) -> str:
+    """Rows and claims of each paper at both scales."""
+    lines = [[paper, *total(judged(paper, "quick")), *total(judged(paper, "full"))] for paper in papers.PAPERS]
+    return table(["paper", "rows, quick", "claims, quick", "rows, full", "claims, full"], lines)
+
+
 def counts(item: dict[str, Any] | None) -> list[str]:
     """The rows and the claims of an item by verdict, as text."""
     if item is None:
@@ -181,7 +212,15 @@ def table(head: list[str], lines: list[list[str]]) -> str:
     return "\n" + "\n".join("| " + " | ".join(line) + " |" for line in shown) + "\n"
 
 
-MAKE = {"rows": rows, "claims": claims, "overview": overview, "origin": origin, "picture": picture}
+MAKE = {
+    "rows": rows,
+    "claims": claims,
+    "overview": overview,
+    "sentences": sentences,
+    "standing": standing,
+    "origin": origin,
+    "picture": picture,
+}
 
 
 def collect(folder: Path) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from plans import check_runs, runs_of
+from polytier import build_federation
 from polytier.papers import cobo
 from polytier.papers import cobo_values as read
 from polytier.tree.collaboration import FILE, Collaboration, save
 
 FULL = {item.name: item for item in cobo.items("full")}
 QUICK = {item.name: item for item in cobo.items("quick")}
+ELASTIC = [run for run in FULL["elastic"].runs() if run.name not in ("cobo-8", "local-8")]
 TRUE = np.array([0, 0, 1, 1])
 BLOCKS = np.array([[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]], dtype=float)
 ALL = np.ones((4, 4))
@@ -31,6 +34,13 @@ def write(folder: Path, accuracy: float, loss: float = 1.0, model: str = "person
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in records))
     return folder
+
+
+def write_devices(folder: Path, values: Sequence[float], model: str = "personal", prefix: str = "") -> None:
+    """The accuracy of each device after the last round."""
+    folder.mkdir()
+    lines = [f"id,{model}_accuracy", *(f"{prefix}{k},{value}" for k, value in enumerate(values))]
+    (folder / "devices.csv").write_text("\n".join(lines) + "\n")
 
 
 def write_matrices(folder: Path, **rounds: np.ndarray) -> Path:
@@ -59,16 +69,17 @@ def test_plan_holds_together(items):
         "table2-improved",
         "figure5",
         "figure6",
+        "elastic",
         "language",
     ]
     assert all(bool(item.reduced) == (items is QUICK) for item in items.values())
-    assert all(bool(row.differs) == (items is QUICK) for item in items.values() for row in item.rows)
+    assert all(bool(r.differs) == (items is QUICK) for i in items.values() for r in i.rows if i.name != "elastic")
 
 
 def test_full_is_the_papers():
     runs = runs_of(list(FULL.values()))
     for name, run in runs.items():
-        if name.startswith("language-"):  # tests/papers/test_cobo_language_plan.py
+        if name.startswith("language-") or run in ELASTIC:  # tests/papers/test_cobo_language_plan.py
             continue
         settings = run.settings
         many = name.endswith("-80")
@@ -86,6 +97,31 @@ def test_full_is_the_papers():
     assert clusters == [4, 10]
     assert runs["fc-8"].settings["set"]["nearest"] == 0
     assert "fc-80" not in runs
+
+
+def test_clients_that_join_and_leave_are_partners_and_whole_clusters():
+    runs = runs_of([FULL["elastic"]])
+    absent = {name: run.settings.get("device_participation", 1) for name, run in runs.items()}
+    assert absent["cobo-8-clusters-leave"] == "lines:4,1,20001;5,1,20001;6,1,20001;7,1,20001"
+    assert absent["cobo-8-partners-leave"] == "lines:1,1,20001;3,1,20001;5,1,20001;7,1,20001"
+    assert absent["cobo-8-join-2000"] == "lines:1,38001,;3,38001,;5,38001,;7,38001,"
+    assert (absent["cobo-8"], absent["cobo-8-0.25-of-clients"], absent["local-8-2000"]) == (1, 0.25, 1)
+    assert runs["local-8-2000"].settings["rounds"] == 2000
+    data = build_federation("digits", devices=8, partition=runs["cobo-8"].settings["partition"])
+    assert np.asarray(data.cluster).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_claims_about_joining_and_leaving_compare_the_same_clients(tmp_path):
+    claims = {claim.text.split(" (")[0]: claim for claim in FULL["elastic"].claims}
+    here, there = tmp_path / "here", tmp_path / "there"
+    write_devices(here, [0.9, 0.5] * 4)
+    write_devices(there, [0.9, 0.9, 0.9, 0.9, 0.1, 0.1, 0.1, 0.1])
+    found = claims["Those who stay are no worse off when their partners leave"].holds([[here], [there]])
+    assert found == (True, "here: 90.00, compared with: 50.00")
+    found = claims["Those who stay are no worse off when two clusters leave"].holds([[here], [there]])
+    assert found == (False, "here: 70.00, compared with: 90.00")
+    late = next(claim for text, claim in claims.items() if text.startswith("Newcomers after 2,000 rounds are better"))
+    assert late.holds([[here], [there]]) == (False, "here: 50.00, compared with: 50.00")
 
 
 def test_sampling_rules_of_table_1():
@@ -151,9 +187,7 @@ def test_improved_is_the_share_of_devices_better_off(tmp_path):
         ("b", "personal", (0.4, 0.7, 0.8, 0.9)),
         ("c", "global", (0.5, 0.8, 0.9, 1.0)),
     ):
-        (tmp_path / name).mkdir()
-        lines = [f"id,{column}_accuracy", *(f"d{k},{value}" for k, value in enumerate(values))]
-        (tmp_path / name / "devices.csv").write_text("\n".join(lines) + "\n")
+        write_devices(tmp_path / name, values, column, "d")
     assert read.improved([tmp_path / "a", tmp_path / "b"]) == (50.0, None)  # no better is not better
     assert read.improved([tmp_path / "c", tmp_path / "b"]) == (100.0, None)
 

@@ -239,6 +239,23 @@ def test_what_one_seed_or_an_interval_cannot_decide_is_level(tmp_path: Path):
     assert rising("a is faster", runs, names, "personal").holds([other, one])[0] is None
 
 
+def test_claims_of_the_supplement_about_who_takes_part(tmp_path: Path):
+    drop = [c.text for c in FULL["figures23-30"].claims if "slower" in c.text]
+    assert drop == ["Synthetic, DNN, by teams: larger values are slower (GM)"]  # Fig. 29
+    idle = [c.text for c in FULL["figures57-60"].claims if "2 % of teams" in c.text]
+    assert len(idle) == 2
+    assert all("equally fast (GM)" in text for text in idle)  # Figs. 58 and 60
+    for items in (FULL, QUICK):
+        known = {run.name for run in items["figure4"].only(["*"]).runs()}
+        modes = [c for c in items["figure4"].claims if "four" in c.text or "other three" in c.text]
+        assert [c.text[-4:] for c in modes] == ["(PM)", "(GM)"]
+        charted = {run.name for chart in items["figure4"].charts for curve in chart.curves for run in curve.runs}
+        assert {run.name for run in modes[0].runs} <= charted == known  # no run of its own
+        high, low = climbing(tmp_path / f"high-{items is FULL}", 0.9), climbing(tmp_path / f"low-{items is FULL}", 0.5)
+        assert modes[0].holds([[high], [low], [low], [low]])[0]
+        assert modes[0].holds([[low], [low], [high], [low]])[0] is False
+
+
 def test_six_of_eight_counts_the_columns_in_which_permfl_is_ahead(tmp_path: Path):
     claim = next(c for c in FULL["table1"].claims if "6 of 8" in c.text)
     high, low = climbing(tmp_path / "high", 0.9), climbing(tmp_path / "low", 0.5)

@@ -301,7 +301,7 @@ def told(item: Item, tmp_path: Path, better: bool) -> list[bool]:
             if item.name in ("figure2", "figure3"):
                 value = {"sfedhp": 0.8, "pfedme": 0.7}.get(algorithm, 0.4)
             value -= 10 * gamma
-            value = value if better else 1 - value
+            value = value if better else 1 - value - (60 * gamma if item.name == "figure3" else 0)
             count = round((500 - 50_000 * gamma) if better else (100 + 50_000 * gamma))
             folders.append(
                 [write_run(tmp_path / str(better) / str(number) / run.name, [value] * 2, [message(count)] * 2)]

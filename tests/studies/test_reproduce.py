@@ -243,7 +243,7 @@ def test_a_dry_run_makes_no_data(monkeypatch, tmp_path):
 
     monkeypatch.setattr(plan_cost, "load_source", load)
     shown = call("reproduce", "cobo", "--dry-run")
-    assert "49 runs" in shown.stdout
+    assert "115 runs" in shown.stdout
     assert "no data" not in shown.stdout
     assert list(tmp_path.iterdir()) == []
 

@@ -186,13 +186,28 @@ def test_sfedhp_theorems_by_hand():
     assert not third.holds
     assert "printed as <=" in third.note
     assert sfedhp.predictions({**known, "mu": 0.0})[0].missing == ("Delta_F", "sigma_l")
+    lam, ball = 12 / 5, 0.02**2 * 30**2 / bar**2 + 0.01
+    own = sfedhp.predictions({**known, "d_s": 30, "gap_T": 0.5})[1]
+    assert (own.where, own.value) == (
+        "Theorem 2 (b)",
+        pytest.approx((L_F + lam**2) / (lam**2 * mu_F) * 0.5 + 0.25 / lam**2 + ball),
+    )
+    rough = {**known, "mu": 0.0, "lam1": 30.0, "lam2": 40.0, "d_s": 30, "Delta_F": 2.0, "sigma_l": 0.1}
+    global_, own = sfedhp.predictions(rough)
+    noise = 24**2 / (24**2 - 16 * 9) * 0.01
+    bar = 1200 / 70
+    assert own.value == pytest.approx((global_.value or 0) + noise / 24**2 + 0.02**2 * 30**2 / bar**2 + 0.01)
+    assert "does not give" in own.note
 
 
 def test_mfa_theorems_by_hand():
     from polytier.theory import mfa
 
     known = {"beta": 3.0, "gamma": 50.0, "mu": 0.5, "L": 4.0, "E": 2, "M": 2, "N": 5, "T": 100, "every": 1, "left": 0.5}
-    assert [c.holds for c in mfa.conditions(known, frames=False)] == [True, True, True]
+    assert [c.holds for c in mfa.conditions(known, frames=False)] == [True, True, True, True, True]
+    assert mfa.conditions({**known, "M": 3}, frames=False)[3].holds is False
+    alone = mfa.conditions({**known, "E": 1, "Gamma": 0.25, "G": 1.0}, frames=False)[4]
+    assert (alone.allowed, alone.holds) == ("> 7", False)
     assert mfa.conditions(known, frames=False)[1].allowed == "> 47"
     rr = mfa.conditions({**known, "G": 1.0, "beta1": 1.0, "beta2": 3.0, "V": 4.0}, frames=True)
     assert [c.allowed for c in rr] == ["> 2", "> 11", "== 2", "<= 0.5"]
@@ -201,9 +216,17 @@ def test_mfa_theorems_by_hand():
     given_ = {**known, "G": 1.0, "beta1": 1.0, "beta2": 3.0, "V": 4.0, "Gamma": 0.25, "Delta1": 2.0}
     B, C = 6 * 4 * 0.25 + 16 / 5 + 8, 1 / 4 * 4
     assert mfa.predictions(given_, frames=False)[0].value == pytest.approx(math.sqrt(max(18 * (B + C), 204) / 150))
+    gain = mfa.predictions(given_, frames=False)[1]
+    assert (gain.where, gain.value) == ("Theorem 3", pytest.approx(2 * max(18 * B, 204) / max(18 * (B + C), 204)))
     phi = 3 * 2 / 2 + max(18 * (4 * 4 / 4 + 8 + 4), 51 * 2)
     assert mfa.predictions(given_, frames=True)[0].value == pytest.approx(phi / 100)
     assert mfa.predictions(known, frames=True)[0].missing == ("G", "V", "Delta1")
+    full = {**known, "left": 0.0}
+    last = mfa.conditions(full, frames=True)[3]
+    assert (last.where, last.holds) == ("Corollary 1", True)
+    smaller = mfa.predictions({**given_, "left": 0.0, "V": 4.0}, frames=True)[0]
+    phi = 3 * 2 / 2 + max(18 * (4 * 4 / 4 + 8), 51 * 2)
+    assert (smaller.where, smaller.value) == ("Corollary 1", pytest.approx(phi / 100))
 
 
 def test_cobo_theorem_by_hand():
@@ -220,7 +243,7 @@ def test_cobo_theorem_by_hand():
     assert found["eta <= 2 / (sigma * sqrt(L * T)) * sqrt(gap)"].allowed == "<= 0.1"
     assert found["eta <= 1 / (2 * rho * c)"].allowed == "<= 0.25"
     assert found["zeta ^ 2 >= sum_ik ^ 2"].missing == ("zeta", "sum_ik")
-    assert [p.value for p in cobo.predictions(known)] == pytest.approx([6 * 0.09 / 4 * 0.2, 0.6])
+    assert [p.value for p in cobo.predictions(known)] == pytest.approx([6 * 0.09 / 4 * 0.2, 0.6, 0.8])
 
 
 # -- what a round does --------------------------------------------------------------------------------
@@ -280,11 +303,120 @@ def test_measured_rate_is_never_worse_than_62(mu, ratio, dimension, seed, rounds
     found = report.measured
     assert found is not None
     assert found["what"] == "|x^t - x*|^2"
-    assert found["keeps_62"]
-    assert found["factor"] <= found["predicted"]
+    assert (found["where"], found["keeps"]) == ("(62)", True)
+    assert found["factor"] <= report.predictions[0].value
     short = replace(t.algorithm, team_rounds=K - 1)  # type: ignore[type-var]
     with training(short, data, team=team) as t:
         assert by_formula(check_training(t, rounds, {})[0])[report.conditions[6].formula].holds is False
+
+
+def test_l_is_that_of_the_k_that_is_asked_for():
+    data = quadratics(5, 2, seed=1, mu=1.0, smoothness=1.2)
+    lam, (A, b), team = 2.5, (data.x.numpy(), data.y.numpy()), TEAM[:5]
+    steps = theory.admissible_steps(1.0, 1.2, lam, 2.1 * lam)
+    K, L = theory.loops(A, b, team, np.zeros(2), 5, lam, 2.1 * lam, steps)
+    for longer in (0, 50):
+        with training(PerMFL(*steps[:3], lam, 2.1 * lam, L, K + longer), data, team=team) as t:
+            conditions = {c.where: c for c in check_training(t, 5, {})[0].conditions}
+        assert conditions["(58)"].holds
+        assert float(conditions["(58)"].allowed.removeprefix(">= ")) == pytest.approx(L, abs=1)
+        assert "the K that (61) asks for" in conditions["(58)"].note
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_gradients_of_phi_keep_to_63_where_its_conditions_hold(good):
+    data, team = classes(1, 6), TEAM[:6]
+    with training(PerMFL(), data, "mclr", team=team) as t:
+        smoothness = curvature(t.context).smoothness
+    lam = 2.1 * smoothness
+    gamma = 2.1 * lam
+    steps = (1 / (smoothness + lam), 1 / (lam + gamma), 1 / (4 * gamma))
+    method = PerMFL(*steps, lam, gamma, device_steps=20, team_rounds=30)
+    if not good:
+        method = replace(method, server_lr=1.99 / gamma, team_rounds=1)
+    with training(method, data, "mclr", team=team, batch_size=1000) as t:
+        report = check_training(t, 30, {})[0]
+        measure(t, 30, [report])
+    where = {c.where for c in report.conditions}
+    assert "Theorem 2" in where
+    assert all(c.holds for c in report.conditions) == good
+    found = report.measured
+    assert found is not None
+    assert found["where"] == "(63)"
+    if good:
+        assert found["keeps"]
+        assert found["values"][-1] < found["values"][0] / 1.1
+        assert found["bound"][-1] == pytest.approx(found["bound"][0] / 30, rel=1e-3)  # the teams' error is small
+        assert found["bound"][0] <= 2 * math.log(4) / steps[2]
+    else:
+        assert found["bound"][-1] > found["bound"][0] / 30 * 1.01  # one team round solves nothing
+
+
+@pytest.mark.parametrize(
+    ("scheme", "step", "where"), [(MFARR, "1.5/(9+t//2)", "Corollary 1"), (MFARand, "1.5/(30+t)", "Theorem 1")]
+)
+def test_models_of_mfa_keep_to_their_bounds(scheme, step, where):
+    data = quadratics(6, 3, seed=2, mu=1.0, smoothness=4.0)
+    models = {name: FedAvg(step, 3) for name in ("a", "b")}
+    with training(scheme(models), {"a": data, "b": data}) as t:
+        reports = check_training(t, 200, {})
+        measure(t, 200, reports)
+    for report in reports:
+        assert all(c.holds for c in report.conditions), report.conditions
+        found = report.measured
+        assert found is not None
+        assert (found["where"], found["keeps"]) == (where, True)
+        assert found["values"][-1] < 0.1 * found["values"][0]
+        A, b = data.x.numpy(), data.y.numpy()
+        best = np.linalg.solve(A.mean(0), b.mean(0))
+        assert found["values"][0] == pytest.approx(np.linalg.norm(best - t.context.parts[0].objective.initial.numpy()))
+
+
+def test_bounds_of_gradients_are_never_exceeded_on_quadratics():
+    from polytier.theory import mfa
+
+    rng, data = np.random.default_rng(0), quadratics(5, 3, seed=3, mu=0.5, smoothness=2.0, spread=2.0)
+    A, b, x = data.x.numpy(), data.y.numpy(), np.full(3, 2.0)
+    found, largest = mfa.quadratic_constants(A, b, x), 0.0
+    for _ in range(500):
+        k = rng.integers(5)
+        gradient = A[k] @ x - b[k]
+        largest, x = max(largest, float(np.linalg.norm(gradient))), x - 0.5 * gradient
+    assert largest <= found["G"]
+    best, own = np.linalg.solve(A.mean(0), b.mean(0)), [np.linalg.solve(a, y) for a, y in zip(A, b, strict=True)]
+    values = [a @ o @ o / 2 - y @ o for a, y, o in zip(A, b, own, strict=True)]
+    assert found["Gamma"] == pytest.approx(A.mean(0) @ best @ best / 2 - b.mean(0) @ best - np.mean(values))
+    assert found["Gamma"] > 0
+
+
+def test_constants_of_clusters_in_closed_form():
+    from polytier.theory import cobo
+
+    data = quadratic_clusters(6, 2, 2, seed=1)
+    A, b, group = data.x.numpy(), data.y.numpy(), np.asarray(data.cluster)
+    a, centre = A[:, 0, 0], b / A[:, :1, 0]
+    found = cobo.quadratic_constants(A, b, group, np.zeros(2))
+    pairs = [(i, j) for i in range(6) for j in range(6)]
+    example = max(abs(a[i] - a[j]) / (a[i] + a[j]) for i, j in pairs if group[i] == group[j])  # Example 2
+    assert found["M_ij"] == pytest.approx(example)
+    apart = [(i, k) for i, k in pairs if group[i] != group[k]]
+    line = np.linspace(0, 1, 20001)[:, None]  # the least value is between the two centres
+    least = min(
+        (
+            a[i] ** 2 * ((p := centre[i] + line * (centre[k] - centre[i])) - centre[i]) ** 2
+            + a[k] ** 2 * (p - centre[k]) ** 2
+        )
+        .sum(1)
+        .min()
+        for i, k in apart
+    )
+    assert found["zeta"] ** 2 == pytest.approx(least, rel=1e-6)
+    first = [i for i in range(6) if group[i] == 0]
+    assert found["gap"][0] == pytest.approx(np.mean([a[i] for i in first]) * centre[0] @ centre[0] / 2)
+    assert found["sum_ik"] == np.inf
+    assert cobo.quadratic_constants(A[:3], b[:3], group[:3], np.zeros(2))["sum_ik"] == 0
+    b[0] += 1
+    assert cobo.quadratic_constants(A, b, group, np.zeros(2))["M_ij"] == np.inf  # no common minimiser
 
 
 # -- methods ------------------------------------------------------------------------------------------
@@ -295,6 +427,8 @@ def test_methods_know_their_letters():
     with training(CoBo(0.2, 0.4), data) as t:
         report = check_training(t, 50, {"M_ij": 0.1})[0]
     assert (report.letters["c"], report.letters["n"], report.letters["M_ij"]) == (3, 6, 0.1)
+    assert by_formula(report)["zeta ^ 2 >= sum_ik ^ 2"].holds is False
+    assert "not bounded" in by_formula(report)["zeta ^ 2 >= sum_ik ^ 2"].note
     assert by_formula(report)["M_ij < 1 / 5"].holds
     with training(SFedHP(), quadratics(6, 2, seed=1), team=TEAM) as t:
         report = check_training(t, 50, {})[0]
@@ -318,7 +452,7 @@ def test_several_models_have_a_report_each():
     assert second.conditions[0].missing == ("beta",)
     with training(MFARand(models), {"a": data, "b": data}, "mclr", batch_size=5) as t:
         first = check_training(t, 10, {})[0]
-    assert first.theory.startswith("MFA-Rand's Theorem 1")
+    assert first.theory.startswith("MFA-Rand's Theorems 1 and 3")
     assert first.letters["left"] == pytest.approx((1 - 5 / 15) / (2 / 13))  # the step of round 9
     assert [c.holds for c in first.conditions][2] is False  # a step that waits for a frame
 
@@ -351,9 +485,22 @@ def test_check_prints_tables():
     assert "not checked: Gamma1, Gamma3 not given" in out
     assert "measured: |x^{t+1} - x^t|" in out
     assert "measured: training loss of the global model" in out
+    out = call("check", "cobo", "--data", "quadratic-clusters", "--model", "quadratic", "--devices", "8").output
+    assert "sum_ik = infinite" in out
+    assert "Corollary II" in out
     out = call("check", "ditto", *DIGITS[:2], "--model", "dnn:4").output
     assert "no theorem of Ditto is available" in out
     assert "curvature, estimate" in out
+
+
+def test_measured_and_predicted_are_one_picture(tmp_path):
+    problem = ("--data", "quadratics", "--model", "quadratic", "--devices", "6", "--teams", "2", "--rounds", "4")
+    out = call("check", "permfl", *problem, "--measure", "--picture", tmp_path / "check.svg").output
+    assert "the bound of (62)" in out
+    drawn = (tmp_path / "check.svg").read_text()
+    assert "<svg" in drawn
+    advice = call("check", "permfl", *problem, "--picture", tmp_path / "check.svg", code=2).stderr
+    assert "add --measure" in advice
 
 
 def test_letters_are_given():

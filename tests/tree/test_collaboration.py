@@ -314,6 +314,7 @@ def test_a_schedule_by_hand(tmp_path):
         Participation.parse(f"schedule:{tmp_path / 'a.csv'}"),
         Participation.parse(f"schedule:{tmp_path / 'b.csv'}"),
         Participation(schedule=given),
+        Participation.parse("lines:11,3,;12,1,2;13,2,4;13,5,6"),
     ):
         assert not rule.everybody
         assert not rule.of(NAMES).everybody

@@ -295,6 +295,12 @@ def check(
     measure: Annotated[
         bool, typer.Option("--measure", help="Also run the method in float64 and compare the result.")
     ] = False,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            "--picture", metavar="FILE", parser=a_path, help="With --measure: draw the measured and predicted values."
+        ),
+    ] = None,
     given: dict[str, Any],
     fields: list[str],
     trust: Trust = False,
@@ -312,15 +318,21 @@ def check(
     loading_torch(quiet or as_json)
     from polytier.files.write import json_ready
     from polytier.report.check_table import print_check
+    from polytier.report.figures import save
     from polytier.runs.loop import Loop
     from polytier.theory.check import check_training, read_given
     from polytier.theory.measure import measure as run_it
+    from polytier.theory.measure import picture as drawing
 
     letters = read_given(known or ())
+    if picture is not None and not measure:
+        raise ValueError("--picture draws measured values; add --measure")
     with Loop.of(spec.replace(dtype="float64") if measure else spec) as loop:
         reports = check_training(loop, spec.rounds, letters)
         if measure:
             run_it(loop, spec.rounds, reports)
+    if picture is not None:
+        save(drawing(reports), picture)
     found = [json_ready(report.as_dict()) for report in reports]
     if as_json:
         print(json.dumps(found, indent=2))

@@ -87,6 +87,16 @@ def rising(text: str, runs: Sequence[PlannedRun], names: Sequence[str], model: s
     return Claim(text, tuple(runs), holds)
 
 
+def fastest(text: str, runs: Sequence[PlannedRun], names: Sequence[str], model: str) -> Claim:
+    """The claim that the first run is faster than all others, as in `rising`."""
+
+    def holds(finished: Finished) -> tuple[bool | None, str]:
+        values = over_rounds(by_round(model), finished)
+        return first_above(values), told(names, values)
+
+    return Claim(text, tuple(runs), holds)
+
+
 def alike(text: str, runs: Sequence[PlannedRun], names: Sequence[str], model: str, points: float = 2.0) -> Claim:
     """The claim that all runs are equally fast: their mean accuracies over the rounds differ by at most `points`."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from polytier.papers.claims import Finished, ahead, alike, first_above, rising
+from polytier.papers.claims import Finished, ahead, alike, fastest, first_above, rising
 from polytier.papers.permfl_figures import DATA, TABLE1, TABLE2, TABLE3, UNCERTAIN
 from polytier.papers.permfl_readings import table1_50_devices, table1_code, table1_equal_steps
 from polytier.papers.permfl_runs import (
@@ -29,7 +29,15 @@ from polytier.papers.permfl_runs import (
     printed,
     reduced,
 )
-from polytier.papers.permfl_studies import STUDIES, Series, Study
+from polytier.papers.permfl_studies import (
+    OF_DEVICES,
+    OF_DEVICES_2,
+    OF_TEAMS,
+    OF_TEAMS_2,
+    STUDIES,
+    Series,
+    Study,
+)
 from polytier.papers.plan import Chart, Claim, Curve, Item, PlannedRun, Row
 from polytier.papers.run_values import by_round, pooled
 
@@ -265,6 +273,10 @@ def study_item(quick: bool, study: Study) -> Item:
             (alike, series.alike, "all values are equally fast"),
         ):
             claims += [claim(f"{at}: {says} ({kind})", runs, names, KINDS[kind]) for kind in models]
+        for kind in series.falling:
+            claims.append(rising(f"{at}: larger values are slower ({kind})", runs[::-1], names[::-1], KINDS[kind]))
+    if study.name == "figure4":
+        claims += [four_modes(quick, kind) for kind in KINDS]
     return Item(
         study.name,
         study.title,
@@ -273,6 +285,20 @@ def study_item(quick: bool, study: Study) -> Item:
         notes=(CHOSEN, *study.notes),
         reduced=reduced(quick, "10 rounds instead of 400", study.less),
     )
+
+
+def four_modes(quick: bool, kind: str) -> Claim:
+    """The claim that full participation is better than the other three modes of Figure 4, each with its least share."""
+    few_devices, few_teams = (OF_DEVICES_2[0], OF_TEAMS_2[0]) if quick else (OF_DEVICES[0], OF_TEAMS[0])
+    modes = {
+        "all": {"teams": 4},
+        "some devices": {"teams": 5, "device_participation": few_devices},
+        "some teams": {"teams": 10, "team_participation": few_teams},
+        "some teams and devices": {"teams": 4, "team_participation": 0.2, "device_participation": few_devices},
+    }
+    runs = [make(quick, "permfl", "MNIST", "MCLR", **{**STATED, **mode}) for mode in modes.values()]
+    text = f"MNIST, MCLR: full participation is faster than the other three modes ({kind})"
+    return fastest(text, runs, list(modes), KINDS[kind])
 
 
 def title(series: Series) -> str:

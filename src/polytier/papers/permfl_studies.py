@@ -19,6 +19,7 @@ class Series:
 
     rising   | the models ("PM", "GM") that larger values make faster, according to the paper
     alike    | the models whose speed does not depend on the values, according to the paper
+    falling  | the models that larger values make slower, according to the paper
     """
 
     place: Place
@@ -28,6 +29,7 @@ class Series:
     panel: str
     rising: tuple[str, ...]
     alike: tuple[str, ...]
+    falling: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,11 @@ def vary(
     panel: str = "",
     rising: tuple[str, ...] = (),
     alike: tuple[str, ...] = (),
+    falling: tuple[str, ...] = (),
     **fixed: Any,
 ) -> list[Series]:
     """The same chart for several data sets and models."""
-    return [Series(place, key, values, fixed, panel, rising, alike) for place in places]
+    return [Series(place, key, values, fixed, panel, rising, alike, falling) for place in places]
 
 
 MNIST, MNIST_CNN = ("MNIST", "MCLR"), ("MNIST", "network")
@@ -190,7 +193,11 @@ STUDIES = (
     Study(
         "figures23-30",
         "Number of teams, all take part",
-        vary("teams", TEAMS, *SWEPT, EMNIST_CNN, EMNIST, alike=PM),
+        [
+            *vary("teams", TEAMS, *SWEPT[:4], EMNIST_CNN, EMNIST, alike=PM),
+            *vary("teams", TEAMS, SYNTHETIC_DNN, alike=PM, falling=GM),  # Fig. 29
+            *vary("teams", TEAMS, SYNTHETIC, alike=PM),
+        ],
         vary("teams", TEAMS, MNIST, SYNTHETIC, alike=PM),
         ONLY,
         (ALL,),
@@ -247,11 +254,11 @@ STUDIES = (
         "Team rounds K, few teams and devices (MCLR)",
         [
             *team_rounds(MORE_ROUNDS_57, EMNIST, rising=GM, **FEW),
-            *team_rounds(MORE_ROUNDS, EMNIST, **FEWER),
+            *team_rounds(MORE_ROUNDS, EMNIST, alike=GM, **FEWER),
             *team_rounds(MORE_ROUNDS, MNIST, rising=GM, **FEW),
-            *team_rounds(MORE_ROUNDS, MNIST, **FEWER),
+            *team_rounds(MORE_ROUNDS, MNIST, alike=GM, **FEWER),
         ],
-        [*team_rounds((30, 150), MNIST, rising=GM, **FEW), *team_rounds((30, 150), MNIST, **FEWER)],
+        [*team_rounds((30, 150), MNIST, rising=GM, **FEW), *team_rounds((30, 150), MNIST, alike=GM, **FEWER)],
         "2 values instead of 4, MNIST only",
         (
             TEN + " 2 % are then one team and 20 % are two; 2 % of 4 devices are one device.",

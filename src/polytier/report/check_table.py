@@ -20,7 +20,7 @@ def print_check(console: Console, found: dict[str, Any]) -> None:
         low, high = c["range"]
         told = f"mu {c['mu']:.4g}, smoothness {c['smoothness']:.4g} (devices {low:.4g} to {high:.4g})"
         line(console, f"curvature, {c['kind']}: {told}; {c['how']}")
-    line(console, "values: " + ", ".join(f"{k} = {v:.6g}" for k, v in found["letters"].items()))
+    line(console, "values: " + ", ".join(f"{k} = {known(v)}" for k, v in found["letters"].items()))
     console.print()
     rows = [
         (c["where"], c["formula"], number(c["value"]), c["allowed"], state(c), c["note"]) for c in found["conditions"]
@@ -48,15 +48,20 @@ def print_measured(console: Console, m: dict[str, Any]) -> None:
     if m["what"] is None:
         return
     told = f"measured: {m['what']} {m['first']:.4g} -> {m['last']:.4g}, a factor of {number(m['factor'])} per round"
-    if "predicted" in m:
-        kept = "never above its bound" if m["keeps_62"] else f"up to {m['worst_of_62']:.3g} times its bound"
-        told += f"; (62) predicts {m['predicted']:.6g}: {kept}"
+    if "bound" in m:
+        kept = "never above" if m["keeps"] else f"up to {m['worst']:.3g} times"
+        told += f"; {kept} the bound of {m['where']}, which is {m['bound'][-1]:.4g} at the end"
     line(console, told)
 
 
 def number(value: float | None) -> str:
     """The number as text; empty if there is none."""
     return "" if value is None else f"{value:.4g}"
+
+
+def known(value: float | None) -> str:
+    """The value of a letter as text; JSON has None for infinity."""
+    return "infinite" if value is None else f"{value:.6g}"
 
 
 def state(condition: dict[str, Any]) -> str:

@@ -157,10 +157,10 @@ class RunSpec(BaseModel):
         False, "scale inputs to mean 0 and standard deviation 1", "data", shown="no", per_model=True
     )
     team_participation: float | str = setting(
-        1.0, "teams that take part: a fraction, count:N, table:FILE or schedule:FILE", "tree"
+        1.0, "teams that take part: a fraction, count:N, table:FILE, schedule:FILE or lines:ID,JOIN,LEAVE;..", "tree"
     )
     device_participation: float | str = setting(
-        1.0, "devices that take part: a fraction, count:N, table:FILE or schedule:FILE", "tree"
+        1.0, "devices that take part: a fraction, count:N, table:FILE, schedule:FILE or lines:ID,JOIN,LEAVE;..", "tree"
     )
     absent: Literal["skip", "stale"] = setting(
         "skip", "nodes that do not take part: skip them, or use their last (stale) answer", "tree"

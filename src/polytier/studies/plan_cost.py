@@ -1,13 +1,14 @@
 """What the runs of a plan cost: device steps, evaluations and hours on one core, estimated without their data.
 
-A step and an evaluation are timed on a few devices with samples of the same form, because the data may be large. What
-a method does beyond evaluating each model once (Per-FedAvg adapts its model first) is not counted.
+A step and an evaluation are timed on a few devices with samples of the same form, because the data may be large; short
+rounds are timed as a whole, with the method and the number of devices of the run. Times are processor times, so that
+other work on the machine matters little.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,18 @@ from polytier.papers.plan import PlannedRun
 from polytier.report.comparison import DONE
 from polytier.report.tables import line, table
 from polytier.runs.assemble import assemble
-from polytier.runs.estimate import seconds_a_round, seconds_a_step, steps_a_round
+from polytier.runs.estimate import steps_a_round
 from polytier.runs.loop import Loop
 from polytier.runs.methods import method_of, wraps_others
 from polytier.runs.spec import RunSpec, read_teams
 from polytier.studies.run_queue import Task
 
-TIMED_DEVICES, TIMED_BATCH = 2, 128  # devices whose step is timed, and the size of a batch that grows
+TIMED_DEVICES, FEW_DEVICES = 16, 2  # devices whose steps are timed; few if the model has more than LARGE parameters
+LARGE = 100_000
+TIMED_BATCH = 128  # the size of a batch that grows
+TIMED_STEPS = 4  # steps that are timed together
+SHORT = 0.3  # seconds; a round that seems shorter is timed as a whole, because more than its steps counts
+MOST_BYTES = 1 << 28  # of the samples and models of a round that is timed as a whole
 
 REPEATS = 3  # measurements, of which the least counts: other work on the machine only adds time
 
@@ -145,7 +151,18 @@ def cost(task: Task, timed: dict[Any, tuple[float, float]], samples: Samples) ->
         timed[key] = seconds_on_stand_in(spec, sample)
     step, judged = timed[key]
     each = judged * models * samples_of(spec, sample)
-    return Cost(spec.rounds * steps, spec.rounds * steps * step, evaluations(spec) * each)
+    round_ = steps * step
+    if round_ < SHORT and (whole := sounds_alike(spec)) not in timed:
+        timed[whole] = (seconds_of_round(spec, sample) or round_, 0.0)
+    round_ = timed[whole][0] if round_ < SHORT else round_
+    return Cost(spec.rounds * steps, spec.rounds * round_, evaluations(spec) * each)
+
+
+def sounds_alike(spec: RunSpec) -> tuple[Any, ...]:
+    """What the time of a round depends on: all but step sizes, pulls and the number of rounds."""
+    fields = {k: v for k, v in spec.set.items() if not isinstance(v, float)}
+    tree = (spec.devices, spec.teams, spec.team_participation, spec.device_participation, spec.codec)
+    return (spec.algorithm, str(sorted(fields.items())), spec.data, spec.model, spec.batch_size, spec.dtype, *tree)
 
 
 def samples_of(spec: RunSpec, sample: Sample | str) -> int:
@@ -164,11 +181,8 @@ def evaluations(spec: RunSpec) -> int:
 def cost_of_several(spec: RunSpec) -> Cost:
     """The cost of a run of several models, whose data are generated or small."""
     with Loop.of(spec) as loop:
-        seconds, steps = seconds_a_round(loop, 1), steps_a_round(loop)
-        each = seconds_to_evaluate(loop)
-    if steps is None or seconds is None:
-        return Cost()
-    return Cost(spec.rounds * steps, spec.rounds * seconds, evaluations(spec) * each)
+        steps, round_, each = steps_a_round(loop), seconds_of(loop.step), seconds_of(loop.evaluate)
+    return Cost(None if steps is None else spec.rounds * steps, spec.rounds * round_, evaluations(spec) * each)
 
 
 def counts_on_stand_in(spec: RunSpec) -> tuple[float, int]:
@@ -184,36 +198,67 @@ def counts_on_stand_in(spec: RunSpec) -> tuple[float, int]:
         return steps, len(loop.evaluations[""].models)
 
 
-def seconds_on_stand_in(spec: RunSpec, sample: Sample | str) -> tuple[float, float]:
+def seconds_on_stand_in(spec: RunSpec, sample: Sample | str, devices: int = TIMED_DEVICES) -> tuple[float, float]:
     """Seconds of one step of one device, and of one evaluated sample, on samples of the same form."""
     assert not isinstance(sample, str)
     if sample.classes is None:  # problems that are generated, and small
         with Loop.of(spec) as loop:
-            return seconds_a_step(loop.context), seconds_to_evaluate(loop) / max(1, sample.number)
-    size = timed = spec.batch_size if isinstance(spec.batch_size, int) else TIMED_BATCH
+            steps = steps_a_round(loop)
+            return seconds_of(loop.step) / max(1, steps or 1), seconds_of(loop.evaluate) / max(1, sample.number)
+    devices = min(spec.devices or 40, devices)
+    number, batches = samples_each(spec, sample, devices), 1
     plain = spec.replace(team_participation=1.0, device_participation=1.0, codec=None, upload=None)
-    if spec.model.startswith("hf:"):  # a batch may take more memory than there is
-        timed, plain = 1, plain.replace(batch_size=1)
-    data = stand_in(min(spec.devices or 40, TIMED_DEVICES), 3 * timed, sample, 0)
-    with Loop(assemble(plain, algorithm=FedAvg(), federation=data)) as loop:
-        step = min(seconds_a_step(loop.context) for _ in range(REPEATS)) * size / timed
-        return step, seconds_to_evaluate(loop) / len(data.x)
+    if spec.model.startswith("hf:"):  # a batch may take more memory than there is: single samples are timed
+        number, batches, plain = 3, batch_of(spec), plain.replace(batch_size=1)
+    data = stand_in(devices, number, sample, 0)
+    with Loop(assemble(plain, algorithm=FedAvg(device_steps=TIMED_STEPS), federation=data)) as loop:
+        if loop.context.objective.dimension > LARGE and devices > FEW_DEVICES:
+            return seconds_on_stand_in(spec, sample, FEW_DEVICES)
+        step = batches * seconds_of(loop.step) / (len(data) * TIMED_STEPS)
+        return step, seconds_of(loop.evaluate) / len(data.x)
 
 
-def seconds_to_evaluate(loop: Loop) -> float:
-    """Seconds of an evaluation, the least of a few; the first one traces the model."""
+def seconds_of_round(spec: RunSpec, sample: Sample | str) -> float | None:
+    """Seconds of a round with all devices, on samples of the same form; None if they would need much memory."""
+    assert not isinstance(sample, str)
+    devices = spec.devices or 40
+    if sample.classes is None or devices * 3 * batch_of(spec) * np.prod(sample.shape) * 4 > MOST_BYTES:
+        return None
+    data = stand_in(devices, samples_each(spec, sample, devices), sample, read_teams(spec.teams))
+    with Loop(assemble(spec, algorithm=method_of(spec), federation=data)) as loop:
+        models = 8 * 4 * loop.context.objective.dimension * devices  # rows, gradients and what a round makes of them
+        return seconds_of(loop.step) if models <= MOST_BYTES else None
+
+
+def samples_each(spec: RunSpec, sample: Sample, devices: int) -> int:
+    """Samples per device of a stand-in: as many as the run has, at least three mini-batches, MOST_BYTES in all."""
+    most = MOST_BYTES // (devices * int(np.prod(sample.shape)) * sample.dtype.itemsize)
+    return max(3 * batch_of(spec), min(sample.number // (spec.devices or 40), most))
+
+
+def batch_of(spec: RunSpec) -> int:
+    """The size of a mini-batch."""
+    return spec.batch_size if isinstance(spec.batch_size, int) else TIMED_BATCH
+
+
+def seconds_of(action: Callable[[], Any]) -> float:
+    """Processor seconds of an action, the least of a few; the first one, which traces the model, does not count."""
+    action()
     found = []
     for _ in range(REPEATS):
-        started = time.perf_counter()
-        loop.evaluate()
-        found.append(time.perf_counter() - started)
+        started = time.process_time()
+        action()
+        found.append(time.process_time() - started)
     return min(found)
 
 
 def stand_in(devices: int, each: int, sample: Sample, teams: int | tuple[int, ...] | None) -> Federation:
-    """Devices with so many samples each, a third for training, in two true groups."""
+    """Devices with so many samples each, a third for training, in two true groups.
+
+    The samples are ones, because the system keeps zeros in a single page of memory, which is read faster.
+    """
     device = np.repeat(np.arange(devices), each)
-    x, classes = np.zeros((len(device), *sample.shape), sample.dtype), sample.classes or 2
+    x, classes = np.ones((len(device), *sample.shape), sample.dtype), sample.classes or 2
     y = np.zeros_like(x) if sample.tokens else np.arange(len(device)) % classes
     source = Source(x, y, classes, device, cluster=device % 2)
     return build_federation(source, teams=teams, split=(1, 1, 1))

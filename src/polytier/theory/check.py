@@ -20,7 +20,9 @@ from polytier.runs.loop import Loop
 from polytier.theory import cobo, mfa, permfl, sfedhp
 from polytier.theory.curvature import Curvature, curvature, is_quadratic
 from polytier.theory.formulas import Condition, Known, Prediction, condition, shown
-from polytier.theory.stability import judge, most, quadratic_problem, settings
+from polytier.theory.stability import has_round_matrix, judge, most, quadratic_problem, settings
+
+MOST_PAIRS = 1 << 26  # most elements of the matrices of all pairs of clients
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Subject:
 
 @dataclass
 class Report:
-    """The result of `polytier check` for one model."""
+    """The result of `polytier check` for one model; `at` gives the predictions for another number of rounds."""
 
     method: str
     model: str
@@ -48,11 +50,12 @@ class Report:
     predictions: list[Prediction]
     verdict: str
     why: str
+    at: Callable[[int], list[Prediction]]
     measured: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """All values, for JSON."""
-        return dataclasses.asdict(self)
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "at"}
 
 
 def check_training(loop: Loop, rounds: int, given: Mapping[str, float]) -> list[Report]:
@@ -83,6 +86,7 @@ def check_context(context: Context, loop: Loop, rounds: int, given: Mapping[str,
         subject.predictions(known),
         verdict,
         why,
+        lambda rounds: subject.predictions({**known, "T": rounds}),
     )
 
 
@@ -166,6 +170,7 @@ def sfedhp_subject(context: Context, method: SFedHP, rounds: int) -> Subject:
         "gamma1": method.device_sparsity,
         "gamma2": method.team_sparsity,
         "rho": method.smoothing,
+        "d_s": context.objective.dimension,
         "T": rounds,
     }
     told = "sFedHP's Theorems 1 to 3"
@@ -193,6 +198,9 @@ def cobo_subject(context: Context, method: CoBo, rounds: int) -> Subject:
         **batch,
         **size,
     }
+    if groups is not None and method.clients == "devices" and comparable_quadratics(context):
+        A, b, start = problem_and_start(context)
+        letters |= cobo.quadratic_constants(A, b, groups, start)
     told = "CoBo's Theorem I" + (" (the smallest true group)" if size else "")
     return Subject(told, letters, given=cobo.GIVEN, conditions=cobo.conditions, predictions=cobo.predictions)
 
@@ -205,7 +213,9 @@ def mfa_subject(context: Context, method: FedAvg, rounds: int, models: int, fram
         "N": context.topology.size(context.topology.leaf),
         "T": rounds,
     }
-    told = f"MFA-{'RR' if frames else 'Rand'}'s Theorem {2 if frames else 1}, of each model that FedAvg trains"
+    told = (
+        f"MFA-{'RR' if frames else 'Rand'}'s Theorem{' 2' if frames else 's 1 and 3'}, of each model that FedAvg trains"
+    )
     step = SCHEDULE.fullmatch(method.device_lr) if isinstance(method.device_lr, str) else None
     if step is None:
         told += (
@@ -216,6 +226,8 @@ def mfa_subject(context: Context, method: FedAvg, rounds: int, models: int, fram
         letters |= {"beta": float(step[1]), "gamma": float(step[2]) - 1, "every": int(step[3] or 1)}
         lr = schedule(str(method.device_lr))
         letters["left"] = max(left_out(context, t) / lr(t - t % context.hold) for t in (0, rounds - 1))
+        if letters["left"] == 0 and has_round_matrix(context):
+            letters |= mfa.quadratic_constants(*problem_and_start(context))
     return Subject(
         told,
         letters,
@@ -223,6 +235,18 @@ def mfa_subject(context: Context, method: FedAvg, rounds: int, models: int, fram
         conditions=lambda known: mfa.conditions(known, frames),
         predictions=lambda known: mfa.predictions(known, frames),
     )
+
+
+def problem_and_start(context: Context) -> Any:
+    """A, b and the initial model of a federation of quadratics, in the order of the tree."""
+    A, b, _ = quadratic_problem(context)
+    return A, b, context.objective.initial.double().numpy()
+
+
+def comparable_quadratics(context: Context) -> bool:
+    """Whether the objective is a quadratic, with few enough clients to look at all pairs of them."""
+    federation = context.batches.federation
+    return is_quadratic(context) and federation.x.numel() * len(federation) <= MOST_PAIRS
 
 
 def left_out(context: Context, round_: int) -> float:

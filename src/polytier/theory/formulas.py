@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 RELATIONS = {"<=": operator.le, ">=": operator.ge, "==": operator.eq, "<": operator.lt, ">": operator.gt}
-FUNCTIONS = {"sqrt": np.sqrt, "log": np.log, "min": min, "max": max}
+FUNCTIONS = {"sqrt": np.sqrt, "log": np.log, "min": min, "max": max, "ceil": np.ceil}
 Known = Mapping[str, Any]  # numbers by letter; an array has one per team, and the worst one is used
 
 

@@ -21,13 +21,15 @@ GIVEN = {
     "Gamma3": "of (58): mean of |grad f~_ij(w)|^2 / lambda^2 in a team",
     "Gamma4": "mean of Gamma1 over teams, (61)",
     "Gamma5": "mu_F~^2 |x^0 - x*|^2 / (6 gamma^2), (61)",
-    "gap": "phi(x^0) - phi(x*)",
+    "gap": "phi(x^0) - phi(x*); for cross-entropy at most the loss of the initial model",
     "nu": "error of the teams' solutions, (63)",
 }
 TEAM_ROUNDS = "(T * log(1 - beta * mu_Ft / 2) + log(Gamma5 / Gamma4)) / log(1 - eta * (mu_F + gamma) / 2)"  # (61)
 DEVICE_STEPS = (  # (58)
-    "(K * log(1 - eta * (mu_F + gamma) / 2) + log(Gamma1 / (2 * Gamma3 * Gamma2))) / log(1 - alpha * mu_f)"
+    "(K_61 * log(1 - eta * (mu_F + gamma) / 2) + log(Gamma1 / (2 * Gamma3 * Gamma2))) / log(1 - alpha * mu_f)"
 )
+
+FOR_K = "K_61 is the K that (61) asks for"
 
 
 class Envelopes(NamedTuple):
@@ -166,15 +168,14 @@ def loops(
             **gammas(A, b, team, x0, device_pull, team_pull),
         }
     )
-    K = max(1, ceil(compute(TEAM_ROUNDS, c)))
-    return K, max(1, ceil(np.max(compute(DEVICE_STEPS, {**c, "K": K}))))
+    return int(c["K_61"]), max(1, ceil(np.max(compute(DEVICE_STEPS, c))))
 
 
 # -- conditions and predictions ------------------------------------------------------------------------
 
 
 def derived(known: Known) -> dict[str, Any]:
-    """mu_F of a team's loss and mu_Ft of its envelope (27), for mu_f > 0."""
+    """mu_F of a team's loss, mu_Ft of its envelope (27) and the K that (61) asks for, for mu_f > 0."""
     if not known["mu_f"] > 0:
         return dict(known)
     return with_derived(
@@ -182,6 +183,7 @@ def derived(known: Known) -> dict[str, Any]:
         mu_F="lam * mu_f / (lam + mu_f)",
         mu_Ft="lam * gamma * mu_f / (lam * mu_f + gamma * mu_f + lam * gamma)",
         Gamma2="12 * (lam / (mu_F + gamma)) ** 2",
+        K_61=f"max(1, ceil({TEAM_ROUNDS}))",
     )
 
 
@@ -205,7 +207,7 @@ def conditions(known: Known) -> list[Condition]:
         ]
     found += [condition(where, "gamma > 2 * lam", c), condition(where, "lam > 2 * L_f", c)]
     if known["mu_f"] > 0:
-        found += [condition("(61)", f"K >= {TEAM_ROUNDS}", c), condition("(58)", f"L >= {DEVICE_STEPS}", c)]
+        found += [condition("(61)", f"K >= {TEAM_ROUNDS}", c), condition("(58)", f"L >= {DEVICE_STEPS}", c, FOR_K)]
     return found + stability(c)
 
 

@@ -1,7 +1,8 @@
 """sFedHP's Theorems 1-3 (Liu, Wang, Shao, Li): server, edges, devices.
 
 eta_t = eta1 beta R is the step of a whole round; L_F and mu_F are the smoothness and strong convexity of F_ij
-(Theorem 1); lam = lambda1 lambda2 / sqrt(lambda1^2 + lambda2^2), lam_bar = lambda1 lambda2 / (lambda1 + lambda2).
+(Theorem 1); d_s: number of parameters (the paper counts the non-zeros only);
+lam = lambda1 lambda2 / sqrt(lambda1^2 + lambda2^2), lam_bar = lambda1 lambda2 / (lambda1 + lambda2).
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ GIVEN = {
     "Delta0": "|w^0 - w*|^2",
     "sigma_F1": "root of the mean of |grad F_ij(w*)|^2",
     "Delta_F": "F(w^0) - F*",
+    "gap_T": "F(w^T) - F*",
     "sigma_l": "how far the devices' gradients differ (Assumption 3)",
 }
+ORDER = "up to constant factors, which the paper does not give"
 PRINTED = "printed as <=; Lemma 4 and the proof need >="
 
 
@@ -30,6 +33,7 @@ def derived(known: Known) -> dict[str, float]:
         M1="8 * delta ** 2 * lam_bar ** 2 / mu_F",
         M2="6 * (1 + 64 * L_F / (mu_F * beta)) * sigma_F1 ** 2 + 128 * L_F * delta ** 2 * lam_bar ** 2 / (mu_F * beta)",
         sigma_F2="sqrt(lam ** 2 / (lam ** 2 - 16 * (L + gamma1 / rho) ** 2)) * sigma_l",
+        ball="gamma2 ** 2 * d_s ** 2 / lam_bar ** 2 + delta ** 2",
         G1="3 * beta * lam_bar ** 2 * delta ** 2",
         G2="3 * L_F * (49 * R * sigma_F2 ** 2 + 16 * delta ** 2 * lam_bar ** 2) / R",
     )
@@ -53,11 +57,18 @@ def conditions(known: Known) -> list[Condition]:
 
 
 def predictions(known: Known) -> list[Prediction]:
-    """The bound of Theorem 2 if the objective is strongly convex, otherwise of Theorem 3."""
+    """The bounds of Theorem 2 if the objective is strongly convex, otherwise of Theorem 3."""
     c = derived(known)
     if known["mu"] > 0:
+        mean = "Delta0 / (eta_t * T) + M1 + eta_t * M2"
+        devices = "(L_F + lam ** 2) / (lam ** 2 * mu_F) * gap_T + sigma_F1 ** 2 / lam ** 2 + ball"
         return [
-            prediction("Theorem 2 (a)", "mean of F(w^t) - F*, at most", "Delta0 / (eta_t * T) + M1 + eta_t * M2", c)
+            prediction("Theorem 2 (a)", "mean of F(w^t) - F*, at most", mean, c),
+            prediction("Theorem 2 (b)", "mean of |theta_ij(w^T) - w*|^2, of the order of", devices, c, ORDER),
         ]
-    text = "4 * (Delta_F / (eta_t * T) + G1 + eta_t * G2)"
-    return [prediction("Theorem 3 (a)", "mean of |grad F(w^t)|^2, at most", text, c)]
+    mean = "4 * (Delta_F / (eta_t * T) + G1 + eta_t * G2)"
+    devices = f"{mean} + sigma_F2 ** 2 / lam ** 2 + ball"
+    return [
+        prediction("Theorem 3 (a)", "mean of |grad F(w^t)|^2, at most", mean, c),
+        prediction("Theorem 3 (b)", "mean of |theta_ij(w^t) - w^t|^2, of the order of", devices, c, ORDER),
+    ]

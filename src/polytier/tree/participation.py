@@ -56,7 +56,7 @@ class Participation:
     fraction: float = 1.0
     count: int | None = None
     table: Tensor | None = None
-    schedule: Sequence[tuple[Any, Any, Any]] | None = None
+    schedule: Sequence[tuple[Any, ...]] | None = None
     spans: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -73,7 +73,10 @@ class Participation:
 
     @classmethod
     def parse(cls, value: float | str | np.ndarray | Participation) -> Participation:
-        """The rule from 0.5, "0.5", "count:4", "table:FILE.npy" (or .csv), "schedule:FILE.csv", or a table."""
+        """The rule from 0.5, "0.5", "count:4", "table:FILE.npy" (or .csv), "schedule:FILE.csv", or a table.
+
+        "lines:7,10,20;8,30," is a schedule of two lines, 7,10,20 and 8,30.
+        """
         if isinstance(value, Participation):
             return value
         if isinstance(value, np.ndarray):
@@ -82,6 +85,8 @@ class Participation:
             return cls(table=read_table(Path(value.removeprefix("table:"))))
         if isinstance(value, str) and value.startswith("schedule:"):
             return cls(schedule=read_schedule(Path(value.removeprefix("schedule:"))))
+        if isinstance(value, str) and value.startswith("lines:"):
+            return cls(schedule=[tuple(line.split(",")) for line in value.removeprefix("lines:").split(";")])
         try:
             if isinstance(value, str) and value.startswith("count:"):
                 return cls(count=whole(value.removeprefix("count:")))
@@ -91,7 +96,7 @@ class Participation:
                 raise
             raise ValueError(
                 f"participation {value!r} is not understood; "
-                "give a fraction such as 0.5, count:4, table:FILE or schedule:FILE"
+                "give a fraction such as 0.5, count:4, table:FILE, schedule:FILE or lines:ID,JOIN,LEAVE;.."
             ) from None
 
     @cached_property
