@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from commands import QUICK, call
-from polytier import CoBo, Run, build_federation
+from polytier import CoBo, Federation, Run, build_federation
 from polytier._terminal import loading_torch
 
 SHORT = ("--devices", 4, "--teams", 2, "--rounds", 1, "--quiet")
@@ -122,6 +122,7 @@ def test_numbers_are_learned_by_linear_without_any_setting(tmp_path, targets):
     result = call("run", "fedavg", "--data", "mine.npz", "--rounds", 20, *lr, "--out", "run")
     assert "with linear" in result.stdout
     assert "test loss" in result.stdout
+    assert "worst decile" not in result.stdout  # of the devices' values, which are those of metrics
     assert "accuracy" not in result.stdout + call("show", "run").stdout
     last = next(line for line in result.stdout.splitlines() if line.startswith("global")).split()
     assert float(last[1]) < 1e-3
@@ -153,6 +154,25 @@ def test_columns_of_other_names(tmp_path):
     assert (config["device_column"], config["team_column"]) == ("subject", "ward")
     assert "no wards" in call("run", "--data", "mine.npz", *columns[:3], "wards", code=2).stderr
     assert "leave it out" in call("run", "--device-column", "subject", code=2).stderr
+
+
+def test_names_of_classes_are_refused_with_a_way_to_number_them():
+    np.savez("mine.npz", x=np.zeros((4, 2)), y=list("abab"), device=[0, 0, 1, 1])
+    assert "np.unique(names, return_inverse=True)[1]" in call("run", "--data", "mine.npz", code=2).stderr
+    for y in (list("abab"), np.array(list("abab"))):
+        with pytest.raises(ValueError, match="y must hold numbers.*return_inverse=True"):
+            Federation.from_arrays(np.zeros((4, 2)), y, device=[0, 0, 1, 1])
+
+
+def test_teams_that_nobody_named_are_not_said_to_be_ignored():
+    sensors("alone.npz")
+    sensors("wards.npz", ward="team")
+    one = ("--rounds", 1, "--set", "device_lr=0.1", "--set", "device_steps=1")
+    note = "FedAvg is a flat method: the teams are ignored"
+    assert note not in call("run", "fedavg", "--devices", 4, *one).stderr
+    assert note not in call("run", "fedavg", "--data", "alone.npz", *one).stderr
+    assert note in call("run", "fedavg", "--devices", 4, "--teams", 2, *one).stderr
+    assert note in call("run", "fedavg", "--data", "wards.npz", *one).stderr
 
 
 # -- models in use ------------------------------------------------------------------------------------
@@ -246,6 +266,8 @@ def test_the_sparse_codec_shows_nonzeros_and_what_is_saved(tmp_path):
         (("run", "--data", "mnist", "--data-dir", "nowhere"), ["nowhere", "polytier data get mnist"]),
         (("run", "--model", "nosuch.module:f"), ["No module named 'nosuch'", "importable from", "mclr, linear, dnn"]),
         (("run", "nosuch.module:Method"), ["No module named 'nosuch'", "importable from", "permfl, pfedmt"]),
+        (("run", "machines.npz"), ["machines.npz holds data", "--data machines.npz"]),
+        (("run", "--data", "machines.toml"), ["machines.toml is no .npz file", "x, y and device"]),
     ],
 )
 def test_what_does_not_exist_is_named_with_advice(tmp_path, args, texts):

@@ -117,6 +117,14 @@ def test_the_leading_metric_decides_the_order(tmp_path, metrics, best):
     said = console.export_text()
     assert f"test {metrics[0].name} of the last round" in said
     assert "bytes until 80 %" in said
+    narrow = Console(record=True, width=62)
+    comparison.print_comparison(narrow, methods, records, 0.8, tmp_path)
+    head, *rows = narrow.export_text().splitlines()
+    assert "worst decile" in head
+    assert "training" not in head
+    assert [len(row.split()) > 3 for row in rows[:2]] == [True, True]  # a line per method: no cell is broken
+    assert rows[2].startswith("no room here for ")
+    assert "training: in compare.json" in rows[2]
 
 
 def test_lower_is_better_for_errors(tmp_path):

@@ -17,7 +17,7 @@ from polytier.algorithms import ALGORITHMS
 from polytier.runs import first_fields
 from polytier.runs.assemble import assemble
 from polytier.runs.defaults import settings
-from polytier.runs.first_fields import exact_steps, free_fields, hold_out, scale_advice
+from polytier.runs.first_fields import class_advice, exact_steps, free_fields, hold_out, scale_advice
 from polytier.runs.spec import RunSpec
 
 SHORT: dict[str, Any] = {"rounds": 20, "batching": "eager"}  # nothing is traced: that takes longest
@@ -162,6 +162,14 @@ def test_inner_nodes_move_to_the_minimiser_of_their_pulls():
     assert exact_steps(method, ["group", "team"]) == {"team_lr": {"group": 2.0, "team": 1.3}, "server_lr": 4.0}
     assert exact_steps(method, []) == {"server_lr": 2.0}
     assert exact_steps(PerMFL(team_pull=0.0), ["team"]) == {}
+
+
+def test_classes_without_samples_are_told():
+    data = made()
+    assert class_advice(data) == []
+    assert data.num_classes is not None
+    shifted = dataclasses.replace(data, y=data.y + 1, num_classes=data.num_classes + 1)
+    assert f"the classes are 0 to {data.num_classes}, and 1 of them have no samples" in class_advice(shifted)[0]
 
 
 def test_features_of_different_scales_are_told():

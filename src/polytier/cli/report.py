@@ -13,7 +13,7 @@ from polytier.cli.options import a_path, real_number, whole_number
 from polytier.report import markdown_latex as texts
 from polytier.report.blocks import Heading, Section, Table
 from polytier.report.palette import names_in
-from polytier.report.tables import line, print_summary, print_unfinished, print_until, table
+from polytier.report.tables import line, print_fitting, print_summary, print_unfinished, print_until
 from polytier.runs.read import RunRecord
 
 Folders = Annotated[
@@ -124,7 +124,8 @@ def print_tables(folders: list[Path], until: float | None) -> None:
     for title, summary, notes in summary_tables(folders, until):
         line(console, title, style="bold")
         rows = [[texts.text_of(cell) for cell in row] for row in summary.rows]
-        console.print(table(summary.columns, rows, right=True))
+        columns = [list(cells) for cells in zip(*rows, strict=True)] if rows else [[] for _ in summary.columns]
+        print_fitting(console, dict(zip(summary.columns, columns, strict=True)), "the page of `polytier report`")
         for note in (summary.note, *notes):
             line(console, note)
         console.print()

@@ -141,6 +141,10 @@ def load_source(data: str | Path | Source, data_dir: Path | str | None, devices:
     """Read a data set by name; generated data are made for this number of devices and this seed."""
     if isinstance(data, Source):
         return data
+    if str(data) not in SOURCES and Path(str(data)).is_file():
+        raise ValueError(
+            f"{data} is no .npz file; own data are written by np.savez with x, y and device (docs/guide.md)"
+        )
     name, function, own = bind(str(data), SOURCES, "data set or .npz file")
     made = {"seed": seed} if devices is None else {"seed": seed, "num_devices": devices}
     try:

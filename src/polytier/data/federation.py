@@ -126,7 +126,7 @@ class Federation:
             ValueError: arrays have different lengths, numbers that are not finite or labels below 0; a device has no
                 training samples or belongs to more than one team.
         """
-        x, y = as_tensor(x), as_tensor(y)
+        x, y = as_tensor(x, "x"), as_tensor(y, "y")
         device = as_names(device, "device")
         check_arrays(x, y, device)
         ids, owner = np.unique(device, return_inverse=True)
@@ -366,12 +366,16 @@ def spread_of(deviation: Tensor) -> Tensor:
     return torch.where(deviation > 1e-8, deviation, torch.ones_like(deviation))
 
 
-def as_tensor(values: Any) -> Tensor:
-    """A tensor of an array, a list, or a frame or column of pandas."""
+def as_tensor(values: Any, what: str) -> Tensor:
+    """A tensor of an array, a list, or a frame or column of pandas; `what` names it in messages."""
     values = values.to_numpy() if hasattr(values, "to_numpy") else values
     if isinstance(values, np.ndarray) and not values.flags.writeable:
         values = values.copy()  # torch does not take arrays that must not be changed
-    return torch.as_tensor(values)
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        classes = "; numpy.unique(names, return_inverse=True)[1] makes classes of names" if what == "y" else ""
+        raise ValueError(f"{what} must hold numbers, in rows of the same length ({error}){classes}") from error
 
 
 def as_names(values: Any, what: str) -> np.ndarray:

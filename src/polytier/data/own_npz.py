@@ -33,7 +33,8 @@ def load_npz(path: Path | str, device_column: str | None = None, team_column: st
         ValueError: the file cannot be read, or a column is missing or has a type that is not allowed.
     """
     advice = (
-        "write it by np.savez with x, y, device (optional: team, split, cluster) as numbers or strings; "
+        "write it by np.savez with x and y (numbers) and device (numbers or strings; so are team, split and cluster, "
+        "which are optional); np.unique(names, return_inverse=True)[1] makes classes of names; "
         "--device-column and --team-column give other names for device and team"
     )
     names = {key: key for key in COLUMNS} | {"device": device_column or "device", "team": team_column or "team"}

@@ -6,7 +6,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const DASHES = ["", "1.5 3"]; // the second one is for names beyond the number of colours
 const SHAPES = [
   "M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0", "M-3-3h6v6h-6z", "M0-4l4 7h-8z", "M0-4.4l4.4 4.4l-4.4 4.4l-4.4-4.4z",
-  "M0 4l4-7h-8z",
+  "M0 4l4-7h-8z", "M-4-1.3h2.7v-2.7h2.6v2.7h2.7v2.6h-2.7v2.7h-2.6v-2.7h-2.7z",
 ];
 
 function fill(node, attributes, children) {

@@ -28,7 +28,7 @@ from polytier.files.write import write_text
 from polytier.models.metrics import LOSS, MetricInfo, describe
 from polytier.report.finding import Values, finding
 from polytier.report.intervals import LEVEL, interval, interval_text, paired_test, spread_note, with_spread
-from polytier.report.tables import line, table
+from polytier.report.tables import line, print_fitting, table
 from polytier.runs.csv_cells import as_cell, csv_lines
 from polytier.runs.read import JUDGES, RunRecord, bytes_until, judge_of, score
 from polytier.runs.read_files import KINDS, Record
@@ -234,8 +234,10 @@ def flat(record: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any
             yield f"{prefix}{name}", value
 
 
-def comparison_table(methods: Sequence[dict[str, Any]], records: Sequence[Record], until: float) -> Table:
-    """One row per method, the best first; columns without any value are left out."""
+def comparison_columns(
+    methods: Sequence[dict[str, Any]], records: Sequence[Record], until: float
+) -> dict[str, list[str]]:
+    """The cells of each column, one per method, the best first; columns without any value are left out."""
     metric = metric_in(methods[0])
     columns: dict[str, list[str]] = {"method": [f"{m['method']}{' *' if m['best'] else ''}" for m in methods]}
     for kind in KINDS:
@@ -247,8 +249,8 @@ def comparison_table(methods: Sequence[dict[str, Any]], records: Sequence[Record
     columns["gradients"] = [f"{m['gradients']['mean']:,.0f}" if m["seeds"] else "-" for m in methods]
     columns["training"] = [with_spread(m["seconds"], duration) for m in methods]
     columns["runs"] = [states(m["method"], records) for m in methods]
-    kept = {name: cells for name, cells in columns.items() if any(cell not in ("-", DONE) for cell in cells)}
-    return table(list(kept), zip(*kept.values(), strict=True), right=True)
+    empty = ("-", "never", DONE)
+    return {name: cells for name, cells in columns.items() if any(cell not in empty for cell in cells)}
 
 
 def until_text(row: dict[str, Any]) -> str:
@@ -285,7 +287,7 @@ def print_comparison(
     console: Console, methods: Sequence[dict[str, Any]], records: Sequence[Record], until: float, out: Path
 ) -> None:
     """Print the table, its explanation, the reasons for runs that are not done, what was found and where it is."""
-    console.print(comparison_table(methods, records, until))
+    print_fitting(console, comparison_columns(methods, records, until), FILE)
     if any(m["seeds"] for m in methods):
         line(console, means_note(methods, methods[0]["metric"]))
     if any(m["best"] for m in methods):

@@ -105,7 +105,7 @@ def strip(found: Mapping[str, Mapping[int, ByDevice]], local: str | None, seed: 
         columns,
         values,
         ends=ends,
-        unit="% points" if metric.unit == "%" else f"gain in {metric.name}",
+        unit="points" if metric.unit == "%" else f"gain in {metric.name}",
         x="devices, the worst with Local first",
         diverging=True,
         note=f"{text} The shares of devices that gain and lose are of this seed.",

@@ -162,7 +162,7 @@ function table(block, id, choice) {
   const back = turn("Previous", -1), on = turn("Next", 1);
   const search = el("input", { type: "search", id: `${id}-search`, value: state.search, on: { input: () => { state.search = search.value; state.page = 0; show(); } } });
   show();
-  const named = block.columns.filter((_, k) => !numeric[k]).join(" or ");
+  const named = new Intl.ListFormat("en", { type: "disjunction" }).format(block.columns.filter((_, k) => !numeric[k]));
   return [
     (long || choice) && el("div", { class: "tools" }, choice, long && el("label", {}, `Search ${named} `, search)),
     el("div", { class: long ? "scroll paged" : "scroll", tabindex: 0, role: "group", "aria-labelledby": `${id}-title` },

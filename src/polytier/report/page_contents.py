@@ -25,6 +25,7 @@ from polytier.tree.collaboration import FILE
 
 UNTIL = 0.9  # default level of metrics for which higher is better
 ROOT = Path("/")  # the folders of runs are absolute
+WHAT = "What a method or a data set is: polytier list algorithms NAME, polytier list data NAME."
 FRAMES, CLIENTS = 16, 96  # rounds and rows of a collaboration matrix
 
 
@@ -98,6 +99,7 @@ def blocks_of(study: Study) -> Iterator[Any]:
     for variant in study.variants:
         yield from network_nodes.nodes(variant.runs[0])
     yield summary_table(study, found)
+    yield Text(WHAT)
     if study.finished and (models := models_table(study)).rows:
         yield models
     yield from curves.by_round(study)

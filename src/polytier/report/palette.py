@@ -13,15 +13,15 @@ PAIRS = (
     ("#009e73", "#2fc79a"),
     ("#b5478f", "#e08bc3"),
     ("#b88400", "#f0b93a"),
-    ("#3a9bd9", "#9fd6ff"),
     ("#5a5a5a", "#c4c4c4"),
+    ("#3a9bd9", "#9fd6ff"),
     ("#7a1f4f", "#d46a9f"),
     ("#7d7d14", "#c2c24a"),
     ("#0b5d3b", "#6fb58f"),
 )
 LIGHT, DARK = zip(*PAIRS, strict=True)
 DIVERGING = ("#c05a00", "#f3f3f0", "#0b5fa5")  # less, the same, more
-MARKERS = "os^Dv"  # of matplotlib; they keep names different where there are more names than colours
+MARKERS = "os^DvP"  # of matplotlib; they keep names different where there are more names than colours
 
 
 def names_in(parts: Iterable[object]) -> list[str]:

@@ -15,6 +15,9 @@ from polytier.models.metrics import MetricInfo
 from polytier.runs.read import RunRecord, bytes_until, score
 from polytier.runs.read_files import KINDS, RUNNING
 
+FIRST_OUT = ("training", "gradients", "better than Local")  # of a table that is too wide; then from the right
+STAYS = ("method", *KINDS, "Rand index of groups", "runs")
+
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: bool = False) -> Table:
     """A plain table; `right` aligns all columns but the first to the right."""
@@ -24,6 +27,29 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: bool = F
     for row in rows:
         made.add_row(*map(Text, row))  # not markup: cells may hold brackets
     return made
+
+
+def print_fitting(console: Console, columns: dict[str, list[str]], where: str) -> None:
+    """Print the columns that fit side by side, right-aligned, and the names of the others; `where` has them."""
+    shown = fitting(columns, console.width)
+    console.print(table(shown, zip(*(columns[name] for name in shown), strict=True), right=True))
+    if hidden := [name for name in columns if name not in shown]:
+        line(console, f"no room here for {', '.join(hidden)}: in {where}")
+
+
+def fitting(columns: dict[str, list[str]], width: int) -> list[str]:
+    """The names of the columns that fit side by side; `STAYS` are always among them.
+
+    Examples:
+        >>> fitting({"method": ["permfl"], "personal": ["98.7 %"], "seconds": ["3"], "runs": ["failed"]}, width=24)
+        ['method', 'personal', 'runs']
+    """
+    kept = list(columns)
+    for name in (*FIRST_OUT, *reversed(columns)):
+        taken = sum(max(map(len, [each, *columns[each]])) + 2 for each in kept) - 2
+        if taken > width and name in kept and name not in STAYS:
+            kept.remove(name)
+    return kept
 
 
 def line(console: Console, text: str, style: str | None = None) -> None:
@@ -48,7 +74,8 @@ def result_table(summary: dict[str, Any], metric: MetricInfo) -> Table:
         rounds = [at_round(found.get(name), metric) for found in (best, chosen)]
         rows.append((name, score(summary[name], metric), *rounds, score(summary[name], metric, "_worst_decile")))
     columns = (f"test {metric.name}", "last", "best", "chosen on validation", "worst decile")
-    return table(columns, rows, right=True)
+    shown = columns if any(row[-1] != "-" for row in rows) else columns[:-1]  # a loss has no worst decile
+    return table(shown, [row[: len(shown)] for row in rows], right=True)
 
 
 def at_round(figures: dict[str, Any] | None, metric: MetricInfo) -> str:

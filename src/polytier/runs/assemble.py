@@ -37,8 +37,8 @@ from polytier.models.metrics import Asked, Metric, resolve_metrics
 from polytier.models.trainable import Trainable
 from polytier.models.zoo import checked, make_model
 from polytier.runs.cached_features import with_features
-from polytier.runs.first_fields import scale_advice, with_first_fields
-from polytier.runs.make_data import make_data, make_topology
+from polytier.runs.first_fields import data_advice, with_first_fields
+from polytier.runs.make_data import make_data, make_topology, names_teams
 from polytier.runs.methods import (
     check_tiers,
     make_method,
@@ -179,7 +179,8 @@ def assemble(
         methods = dict(algorithm.parts() or {"": algorithm})
     specs = {name: each.replace(model=absolute_model(each.model)) for name, each in specs.items()}
     check_device(spec.on)
-    federations, specs = make_data(specs, one_each("federation", federation, methods))
+    given = specs
+    federations, specs = make_data(given, one_each("federation", federation, methods))
     modules, losses = one_each("model", model, methods), one_each("loss", loss, methods)
     federations = with_features(specs, federations, modules)
     if algorithm is None:
@@ -188,7 +189,7 @@ def assemble(
             own = with_first_fields(each, federations[name], model=modules[name], loss=losses[name], **ready)
             if own is not each:
                 specs[name], methods[name] = own, method_of(own, tell=False)
-                for advice in scale_advice(federations[name]):
+                for advice in data_advice(federations[name]):
                     log.warning("%s", advice)
         algorithm = methods[""] if "" in methods else make_method(spec.algorithm, own_fields(spec), methods)
     threads = torch.get_num_threads()
@@ -221,7 +222,8 @@ def assemble(
         for each in contexts.values():
             check_tiers(each.algorithm, each.topology.tier_names)
             check_fields(each)
-        note_flat(tree, list(contexts.values()))
+        if topology is not None or federation is not None or any(map(names_teams, given.values())):
+            note_flat(tree, list(contexts.values()))
         for warning in algorithm.check(server_of(context)) if whole else ():
             log.warning("%s", warning)
         codec, upload = make_codec(codec or spec.codec or spec.dtype), make_upload(upload or spec.upload)
@@ -400,7 +402,10 @@ def make_objective(
         size = spec.batch_size if isinstance(spec.batch_size, int) else 32
         choose_batching(objective, batches.walk(few, 0, 0, size).next(), spec.seed)
         if objective.batching != "stacked":
-            log.info("batching: %s (stacked would make the result of a device depend on others)", objective.batching)
+            log.info(
+                "models are computed one by one (batching %s): together, they would differ in their last bits",
+                objective.batching,
+            )
     return objective
 
 

@@ -64,7 +64,7 @@ def predict(run: Run, row: Tensor, data: Path, target: Path) -> int:
 
 def predictions(run: Run, row: Tensor, x: Any, what: str = "x") -> tuple[np.ndarray, np.ndarray]:
     """The classes (the outputs, if targets are not classes) and the outputs of a model, one row per sample."""
-    given = as_tensor(x)
+    given = as_tensor(x, "x")
     given = given.float() if given.is_floating_point() else given  # as `Federation.from_arrays` does
     scores = outputs(run, run.as_module(row), run.context.population.inputs(given, what))
     classes = run.context.population.num_classes is not None and len(scores)

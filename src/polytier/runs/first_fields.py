@@ -123,6 +123,22 @@ def free_fields(kind: type[Algorithm]) -> list[str]:
     return [name for name in STEPS if name in known] + more
 
 
+def data_advice(federation: Federation) -> list[str]:
+    """What a user may want to change about data of their own: sentences."""
+    return [*class_advice(federation), *scale_advice(federation)]
+
+
+def class_advice(federation: Federation) -> list[str]:
+    """A sentence if no sample has some of the classes, as when they are numbered from 1."""
+    if federation.num_classes is None or federation.is_tokens:
+        return []
+    absent = federation.num_classes - len(federation.y.unique())
+    if not absent:
+        return []
+    classes = f"the classes are 0 to {federation.num_classes - 1}, and {absent} of them have no samples"
+    return [f"{classes}; unless that is meant, number them from 0 on without gaps"]
+
+
 def scale_advice(federation: Federation) -> list[str]:
     """A sentence if the features of a table differ so much in scale that no step suits all."""
     if not federation.x.is_floating_point() or federation.x.ndim != 2 or federation.scale is not None:

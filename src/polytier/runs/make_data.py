@@ -69,7 +69,7 @@ def with_fitting_model(spec: RunSpec, federation: Federation) -> RunSpec:
     if federation.num_classes is not None or spec.model != "mclr":
         return spec
     model = "quadratic" if spec.data.partition(":")[0] in GENERATED else "linear"
-    log.info("the targets are numbers: model %s instead of mclr", model)
+    log.info("the targets are floats, not classes (integers): model %s instead of mclr", model)
     return spec.replace(model=model)
 
 
@@ -124,6 +124,16 @@ def make_federation(spec: RunSpec) -> tuple[Federation, RunSpec]:
     if teams is None:
         found["teams"] = "0" if federation.team is None else str(len(np.unique(federation.team)))
     return federation, spec.replace(**found)
+
+
+def names_teams(spec: RunSpec) -> bool:
+    """Whether the user says which teams there are: in the settings, or in data of their own."""
+    if spec.teams is not None or spec.team_column is not None or is_stored(spec.data):
+        return True
+    if not is_npz(spec.data):
+        return False
+    with np.load(Path(spec.data).expanduser()) as file:
+        return "team" in file.files
 
 
 def make_topology(federation: Federation, teams: int | tuple[int, ...] | None) -> Topology | None:

@@ -432,6 +432,8 @@ def method_and_file(what: str | None, file: str | None) -> tuple[str | None, str
         if file is not None:
             raise ValueError(f"{what!r} and {file!r}: give METHOD, FILE.toml, or both in this order")
         return None, what
+    if what is not None and what.lower().endswith(".npz"):
+        raise ValueError(f"{what} holds data, it is no METHOD; try --data {what}")
     if file is not None and not is_file(file):
         raise ValueError(f"{file!r} is not a FILE.toml; give METHOD, FILE.toml, or both in this order")
     return what, file

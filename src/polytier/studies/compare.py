@@ -23,7 +23,7 @@ from polytier.report import comparison, page_contents
 from polytier.report.comparison import DONE, FILE, INTERRUPTED, NOT_APPLICABLE, WAITING
 from polytier.runs.assemble import assemble
 from polytier.runs.defaults import settings
-from polytier.runs.first_fields import is_own, scale_advice, with_first_fields
+from polytier.runs.first_fields import data_advice, is_own, with_first_fields
 from polytier.runs.make_data import make_data, make_federation
 from polytier.runs.methods import field_names, make_method, method_class, wraps_others
 from polytier.runs.spec import RunSpec, is_file, merge_fields, read_spec
@@ -176,7 +176,7 @@ def start_fields(specs: Mapping[str, RunSpec], out: Path) -> dict[str, dict[str,
         return {}
     before = (read_json(out / FILE)["settings"].get("chosen") or {}) if (out / FILE).exists() else {}
     federations, complete = make_data(own, dict.fromkeys(own))
-    for text in scale_advice(next(iter(federations.values()))):
+    for text in data_advice(next(iter(federations.values()))):
         log.warning("%s", text)
     found = {name: before.get(name) or with_first_fields(complete[name], federations[name]).set for name in own}
     return {name: {k: v for k, v in each.items() if k not in specs[name].set} for name, each in found.items()}
