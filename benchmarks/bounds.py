@@ -149,13 +149,15 @@ class Shared(dict):
 
 def call() -> None:
     work = WORKS["teams"]
-    works = [work, replace(work, steps=5)]
+    data, works = work.federation(*work.data()), [work, replace(work, steps=5)]
     with ExitStack() as stack:
-        data = work.federation(*work.data())
-        loops = [stack.enter_context(each.engine(data, 1)) for each in works]
-        short, long = in_turns([lambda loop=loop: run_engine(loop, 1) for loop in loops])
+        loops = [stack.enter_context(each.engine(data, 1)) for each in works * 2]
+        for loop in loops[2:]:
+            engine: Any = loop.context.engine
+            engine.tiles = {"": work.devices}
+        times = in_turns([lambda loop=loop: run_engine(loop, 1) for loop in loops], 8)
         dimension = loops[0].context.objective.dimension
-    fixed = (short - (long - short) / 4) / work.team_rounds
+    fixed, whole = ((short - (long - short) / 4) / work.team_rounds for short, long in (times[:2], times[2:]))
     sent, kept = torch.randn(work.teams, dimension), torch.empty(work.devices, dimension)
     of_device = torch.arange(work.devices) // (work.devices // work.teams)
     sums = torch.zeros(work.teams, dimension)
@@ -167,7 +169,10 @@ def call() -> None:
         sums.index_add_(0, of_device, theta)
 
     alone = fastest(passes, 200)
-    print(f"call: {fixed:.2f} ms besides its step; passes over the models alone {alone:.2f}, in the cache")
+    print(
+        f"call: {fixed:.2f} ms besides its step, {whole:.2f} if all devices are one tile; "
+        f"passes over the models alone {alone:.2f}, in the cache"
+    )
 
 
 # -- products ------------------------------------------------------------------------------------------
