@@ -1,15 +1,19 @@
 """What is reachable on this machine where `polytier bench` stays behind its goals: bounds of bare kernels.
 
-    python benchmarks/bounds.py [apart cobo mfa evaluation ...]
+    python benchmarks/bounds.py [apart half serial call cobo mfa evaluation ...]
 
     apart      | as many engines with one worker each as there are cores, in processes of their own that have nothing to
-                 do with each other, beside one alone: no number of workers can gain more than these on short rounds
+                 do with each other, beside one alone: whether memory or processor limits what workers gain
+    half       | a round of an engine with one worker and all devices, beside one with the half that the larger part of
+                 two workers computes: two workers cannot gain more than this ratio
+    serial     | of two workers, what the process of the run computes in a round besides its part of the devices
+    call       | the passes over models that a call of `teams` cannot avoid, beside the fixed cost of a call
     cobo       | the matrix products of a round of `cobo` and `cobo80` alone, beside the hand-written loop
-    mfa        | the gradients of a round of `mfa` alone, beside the hand-written loop
+    mfa        | the gradients of a round of `mfa` alone, model by model and in one stack, beside the hand-written loop
     evaluation | reading and scaling 70,000 images once and the products with three models, beside the evaluation
 
-All but the first use one thread and count processor time, the fastest of several repetitions. For the first, nothing
-else may run on the machine.
+All but the first use one thread and count its processor time, the fastest of several repetitions. For the first,
+nothing else may run on the machine.
 """
 
 from __future__ import annotations
@@ -19,6 +23,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,18 +37,25 @@ from polytier.studies.bench_methods import METHOD_WORKS, CoBoWork
 from polytier.studies.bench_works import WORKS, run_engine
 
 SECONDS = 2.0  # of one measurement of the processes
+REPEAT = 15
 IMAGES, DEVICES, CLASSES, PIXELS, CHUNK = 70_000, 40, 10, 784, 128
 
 
-def fastest(run: Callable[[], Any], repeat: int = 15) -> float:
+def fastest(run: Callable[[], Any], repeat: int = REPEAT) -> float:
     """Milliseconds of processor time of a run: the fastest of several."""
-    run()
-    found = []
-    for _ in range(repeat):
-        started = time.thread_time()
-        run()
-        found.append(time.thread_time() - started)
-    return 1000 * min(found)
+    return in_turns([run], repeat)[0]
+
+
+def in_turns(runs: list[Callable[[], Any]], repeat: int = REPEAT) -> list[float]:
+    """The same for several runs, which take turns."""
+    found: list[list[float]] = [[] for _ in runs]
+    for turn in range(repeat + 1):
+        for run, times in zip(runs, found, strict=True):
+            started = time.thread_time()
+            run()
+            if turn:  # graphs are traced in the first one
+                times.append(time.thread_time() - started)
+    return [1000 * min(times) for times in found]
 
 
 # -- processes that have nothing to do with each other -------------------------------------------------
@@ -85,6 +99,82 @@ def apart() -> None:
         print(f"apart {name}: {len(processes)} processes {ratios[2]:.2f} times one ({spread})")
 
 
+# -- two workers ---------------------------------------------------------------------------------------
+
+
+def half() -> None:
+    for name, part in (("common", 20), ("synthetic", 52), ("round", 20)):  # blocks of 2 and of 4 devices stay whole
+        works = [WORKS[name], replace(WORKS[name], devices=part)]
+        with ExitStack() as stack:
+            loops = [stack.enter_context(work.engine(work.federation(*work.data()), 1)) for work in works]
+            whole, half = in_turns([lambda loop=loop: run_engine(loop, 10) for loop in loops])
+        print(f"half {name}: {whole / 10:.2f} ms, {part} devices {half / 10:.2f}: two workers gain {whole / half:.2f}")
+
+
+def serial() -> None:
+    for name in ("common", "synthetic"):
+        work, rounds, own = WORKS[name], 10, []
+        with work.engine(work.federation(*work.data()), 2) as loop:
+            engine: Any = loop.context.engine
+            engine._times = Shared()
+            run_engine(loop, 5)  # the other process has started
+            program = engine._processes.compute
+
+            def timed(*given: Any, program=program, own=own) -> Any:
+                started = time.thread_time()
+                found = program(*given)
+                own.append(time.thread_time() - started)
+                return found
+
+            engine._processes.compute = timed
+            whole, rest = fastest(partial(run_engine, loop, rounds)), []
+            for _ in range(REPEAT):
+                own.clear()
+                started = time.thread_time()
+                run_engine(loop, rounds)
+                rest.append(1000 * (time.thread_time() - started - sum(own)) / rounds)
+        print(f"serial {name}: {min(rest):.2f} ms of the {whole / rounds:.2f} that the process of the run computes")
+
+
+class Shared(dict):
+    """In place of the times of an engine: workers compute every call."""
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        default.alone_is_faster = lambda: False
+        return default
+
+
+# -- a call --------------------------------------------------------------------------------------------
+
+
+def call() -> None:
+    work = WORKS["teams"]
+    data, works = work.federation(*work.data()), [work, replace(work, steps=5)]
+    with ExitStack() as stack:
+        loops = [stack.enter_context(each.engine(data, 1)) for each in works * 2]
+        for loop in loops[2:]:
+            engine: Any = loop.context.engine
+            engine.tiles = {"": work.devices}
+        times = in_turns([lambda loop=loop: run_engine(loop, 1) for loop in loops], 8)
+        dimension = loops[0].context.objective.dimension
+    fixed, whole = ((short - (long - short) / 4) / work.team_rounds for short, long in (times[:2], times[2:]))
+    sent, kept = torch.randn(work.teams, dimension), torch.empty(work.devices, dimension)
+    of_device = torch.arange(work.devices) // (work.devices // work.teams)
+    sums = torch.zeros(work.teams, dimension)
+
+    def passes() -> None:
+        theta = sent.index_select(0, of_device)  # what a device starts from
+        kept.copy_(theta)  # its model, for the evaluation
+        float(theta.sum())  # whether all of it is finite
+        sums.index_add_(0, of_device, theta)
+
+    alone = fastest(passes, 200)
+    print(
+        f"call: {fixed:.2f} ms besides its step, {whole:.2f} if all devices are one tile; "
+        f"passes over the models alone {alone:.2f}, in the cache"
+    )
+
+
 # -- products ------------------------------------------------------------------------------------------
 
 
@@ -120,16 +210,23 @@ def mfa() -> None:
         rows = work.devices // work.num_models
         batch = batches.walk(torch.arange(rows), 0, 0, 1).next()
         theta = objective.initial.repeat(rows, 1)
+        together = batches.walk(torch.arange(work.devices), 0, 0, 1).next()
+        all_theta = objective.initial.repeat(work.devices, 1)
         by_engine = fastest(lambda: run_engine(loop, 12), 10) / 12
 
     def gradients() -> None:
         for _ in range(work.num_models * work.steps):
             objective.grad(theta, batch)
 
-    alone = fastest(gradients)
+    def stacked() -> None:
+        for _ in range(work.steps):
+            objective.grad(all_theta, together)
+
+    alone, in_one = fastest(gradients), fastest(stacked)
     print(
         f"mfa: gradients {alone:.2f} ms per round, engine {by_engine:.2f}, loop {by_loop:.2f}: at most "
-        f"{by_loop / alone:.2f} times the loop as long as models are computed one after the other"
+        f"{by_loop / alone:.2f} times the loop as long as models are computed one after the other; all gradients in "
+        f"one stack {in_one:.2f} ms"
     )
 
 
@@ -159,7 +256,15 @@ def evaluation() -> None:
     )
 
 
-PARTS = {"apart": apart, "cobo": cobo, "mfa": mfa, "evaluation": evaluation}
+PARTS = {
+    "apart": apart,
+    "half": half,
+    "serial": serial,
+    "call": call,
+    "cobo": cobo,
+    "mfa": mfa,
+    "evaluation": evaluation,
+}
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--engine"]:

@@ -3,7 +3,7 @@
     python benchmarks/measure.py [--against REV] [--peers PYTHON] [--skip million ...]
 
     bench    | polytier bench --repeat 5: the works beside hand-written loops and bare kernels
-    against  | this tree and REV in turns on the works of benchmarks/same_bits.py, with one worker
+    against  | this tree and REV in turns on the works of benchmarks/same_bits.py, with one worker and with two
     peers    | FedJAX, pfl-research and Flower on the work `common`, with the Python in which they are installed
     million  | benchmarks/million.py
     bounds   | benchmarks/bounds.py: what is reachable on this machine
@@ -50,14 +50,19 @@ def bench(options: argparse.Namespace) -> Any:
 
 
 def against(options: argparse.Namespace) -> Any:
-    text = output("benchmarks/same_bits.py", options.against, "--only", "speed/*", "--speed-repeat", str(REPEAT))
+    return {"rev": options.against, "works": speeds(options.against, 1), "two workers": speeds(options.against, 2)}
+
+
+def speeds(rev: str, workers: int) -> dict[str, dict[str, float]]:
+    """By work: device steps per second of a revision and of this tree, and the ratio."""
+    words = ["--only", "speed/*", "--speed-repeat", str(REPEAT), "--speed-workers", str(workers)]
+    text = output("benchmarks/same_bits.py", rev, *words)
     pattern = r"speed/(\w+): ([\d,]+) device steps a second, here ([\d,]+); ratio ([\d.]+) \(from ([\d.]+) to ([\d.]+)"
     names = ("rev", "here", "ratio", "min", "max")
-    found = {
+    return {
         m[0]: dict(zip(names, (float(v.replace(",", "")) for v in m[1:]), strict=True))
         for m in re.findall(pattern, text)
     }
-    return {"rev": options.against, "works": found}
 
 
 def peers(options: argparse.Namespace) -> Any:

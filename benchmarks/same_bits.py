@@ -423,7 +423,7 @@ def random_data(work: str) -> Any:
     return polytier.Federation.from_arrays(x, y, owner, team=team, shares=(1, 0, 0), num_classes=10)
 
 
-def measure(work: str, rounds: int) -> tuple[float, float]:
+def measure(work: str, rounds: int, workers: int) -> tuple[float, float]:
     """Seconds of a typical round, without evaluation, and device steps a second. The first round traces: left out."""
     import polytier
 
@@ -431,22 +431,22 @@ def measure(work: str, rounds: int) -> tuple[float, float]:
     method: Any = polytier.FedAvg(device_lr=0.01, device_steps=steps)
     if teams:
         method = polytier.PerMFL(device_lr=0.01, device_steps=steps, team_rounds=TEAM_ROUNDS)
-    settings: dict[str, Any] = {"batch_size": batch, "eval_every": rounds, "workers": 1}
+    settings: dict[str, Any] = {"batch_size": batch, "eval_every": rounds, "workers": workers}
     run = polytier.train(method, random_data(work), model, rounds=rounds, **settings)
     seconds = statistics.median(record["seconds"] for record in run.history[1:])
     return seconds, devices * steps * (TEAM_ROUNDS if teams else 1) / seconds
 
 
-def compare_speed(rev: Tree, here: Tree, works: list[str], repeat: int) -> bool:
+def compare_speed(rev: Tree, here: Tree, works: list[str], repeat: int, workers: int) -> bool:
     """Whether this tree is fast enough. The trees take turns, and take turns to begin."""
     medians, loads, cores = [], [], os.cpu_count() or 1
     for work in works:
-        seconds = max(tree.ask(work=work, rounds=4)[0] for tree in (rev, here))
+        seconds = max(tree.ask(work=work, rounds=4, workers=workers)[0] for tree in (rev, here))
         rounds = 1 + min(max(3, round(SECONDS / seconds)), 1000)
         speeds: dict[Tree, list[float]] = {rev: [], here: []}
         for turn in range(repeat):
             for tree in (rev, here) if turn % 2 == 0 else (here, rev):
-                speeds[tree].append(tree.ask(work=work, rounds=rounds)[1])
+                speeds[tree].append(tree.ask(work=work, rounds=rounds, workers=workers)[1])
         ratios = [new / old for old, new in zip(speeds[rev], speeds[here], strict=True)]
         medians.append(statistics.median(ratios))
         loads.append(os.getloadavg()[0])
@@ -488,7 +488,7 @@ def compare_trees(options: argparse.Namespace, settings: dict[str, list[list[str
             if without:
                 print(f"methods of REV that no setting here covers: {', '.join(without)}")
             same = not settings or compare_bits(rev, here, settings, options.jobs)
-            fast = not works or compare_speed(rev, here, works, options.speed_repeat)
+            fast = not works or compare_speed(rev, here, works, options.speed_repeat, options.speed_workers)
             return same and fast and not without
         finally:
             rev.close()
@@ -502,6 +502,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print the names and the command lines of the settings")
     parser.add_argument("--no-speed", action="store_true", help="compare the bits alone")
     parser.add_argument("--speed-repeat", metavar="N", type=int, default=5, help="measurements of each work and tree")
+    parser.add_argument("--speed-workers", metavar="N", type=int, default=1, help="processes of each tree")
     parser.add_argument("--keep", metavar="DIR", type=Path, help="keep run folders and logs here: DIR/rev, DIR/here")
     parser.add_argument("--jobs", metavar="N", type=int, default=1, choices=(1, 2), help="2: both trees at a time")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
