@@ -58,10 +58,11 @@ def test_the_guide_has_no_command_without_an_outcome():
         for number, (language, text) in enumerate(BLOCKS)
         if language == "python" and not is_printed(number)
     ]
-    assert set(programs) == {"make_data.py", "my_models.py", *PRINTS}
+    assert set(programs) == {"make_data.py", "my_models.py", "make_llama.py", *PRINTS}
     GUIDE.assert_all_used(lines)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_the_guide_from_end_to_end(empty_folder, capsys):
     said = ""
     for number, (language, text) in enumerate(BLOCKS):
@@ -143,6 +144,12 @@ def _parameters(said):
 def _network_again(said):
     one, other = (Path(f"runs/{name}/models/global.safetensors").read_bytes() for name in ("network", "network-again"))
     assert one == other
+
+
+@GUIDE.of("export runs/lora")
+def _adapter(said):
+    assert "the adapter, 8,704 numbers, as PEFT loads it" in said
+    assert {path.name for path in Path("adapter").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
 
 
 @GUIDE.of("list algorithms my_methods:TeamDitto")

@@ -4,15 +4,18 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
+from polytier import FedAvg, train
 from polytier.data import IGNORED
 from polytier.data.batches import Batches
 from polytier.data.build import build_federation
 from polytier.models.losses import cross_entropy
 from polytier.models.metrics import METRICS
 from polytier.models.zoo import make_model
+from polytier.runs.export import export
 from polytier.runs.sample_check import check_kinds, check_tokens
 from polytier.stack.objective import Objective, choose_batching
 
@@ -100,6 +103,15 @@ def test_a_tied_head_is_one_parameter():
     size = [sum(p.numel() for p in model.parameters()) for model in (tied, free)]
     assert size[1] - size[0] == V * 8
     assert tied.head.weight is tied.tokens.weight
+
+
+def test_an_export_of_a_model_with_a_tied_head_is_loaded(federation, tmp_path):
+    run = train(FedAvg(0.1, 1), federation, "gpt:layers=1,width=8", rounds=1)
+    export(run, run.row(), tmp_path / "model.safetensors", "all")
+    model = make_model("gpt:layers=1,width=8", (federation.x.shape[1],), federation.num_classes, seed=1)
+    model.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    x = federation.device(0)[0]
+    assert torch.equal(model.eval()(x), run.model()(x))
 
 
 def test_the_loss_of_tokens_is_torchs_without_those_ignored():

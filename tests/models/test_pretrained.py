@@ -365,10 +365,21 @@ def test_parts_hold_what_trained_alone(models, text, tmp_path):
     assert "what was trained" in said
     said = export(run, run.row(), tmp_path / "whole.safetensors", "all")
     assert f"of which {len(run.row()):,} were trained" in said
-    whole = make_model(f"hf:{models['llama']}", (CONTEXT,), VOCABULARY, 0)
-    whole.load_state_dict(load_file(tmp_path / "whole.safetensors"))
-    x = text.device(0)[0]
-    torch.testing.assert_close(whole.eval()(x), run.model()(x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_transformers_loads_an_exported_model(models, text, tmp_path, name):
+    """The file in place of the one in the model's folder; the products of LoRA are added to its weights."""
+    transformers = pytest.importorskip("transformers")
+    run = train(FedAvg(0.5, 2), text, f"hf:{models[name]}", rounds=1, train=f"lora:rank=1,targets={TARGETS[name]}")
+    folder, x = tmp_path / "tuned", text.device(0)[0]
+    shutil.copytree(models[name], folder)
+    (folder / "model.safetensors").unlink()
+    export(run, run.row(), folder / "model.safetensors", "all")
+    tuned, base = (transformers.AutoModelForCausalLM.from_pretrained(where).eval() for where in (folder, models[name]))
+    with torch.no_grad():
+        torch.testing.assert_close(tuned(x).logits, run.model()(x), rtol=0, atol=1e-5)
+        assert not torch.allclose(base(x).logits, run.model()(x), atol=1e-3)
 
 
 def test_a_newcomer_trains_what_trains(models, text):

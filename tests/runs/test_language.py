@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 import torch
 
+from commands import call
 from polytier import Loop, Run, assemble
 from polytier.data import IGNORED
 from polytier.data.build import build_federation
 from polytier.report.grouping import studies
 from polytier.runs.spec import RunSpec
+from polytier.stack.objective import choose_batching
 
 SMALL: dict[str, Any] = {
     "algorithm": "ditto",
@@ -76,3 +78,30 @@ def test_text_takes_a_language_model_by_default(caplog):
     assembly.close()
     assert assembly.spec.model == "gpt"
     assert "the data are tokens: model gpt instead of mclr" in caplog.text
+
+
+def test_the_check_of_stacks_of_a_large_model_stays_within_the_memory(monkeypatch):
+    """It happens before the memory of a run is checked."""
+    seen = []
+
+    def chosen(objective: Any, batch: Any, key: int) -> str:
+        seen.append(batch.groups[0].x.shape[:2])
+        return choose_batching(objective, batch, key)
+
+    monkeypatch.setattr("polytier.runs.assemble.choose_batching", chosen)
+    spec = RunSpec(algorithm="local", data="sentences:context=8", model="gpt:layers=1,width=8", batch_size=16)
+    assemble(spec).close()
+    monkeypatch.setattr("polytier.runs.assemble.LARGE", 1)
+    assemble(spec).close()
+    monkeypatch.setattr("polytier.runs.assemble.physical_memory", lambda: 1 << 20)
+    assemble(spec).close()
+    assert seen[:2] == [(8, 16), (4, 16)]
+    assert seen[2][0] == 4
+    assert 1 <= seen[2][1] < 16
+
+
+def test_a_run_that_does_not_fit_into_memory_is_refused_before_steps_are_timed(monkeypatch):
+    monkeypatch.setattr("polytier.runs.estimate.physical_memory", lambda: 1 << 20)
+    monkeypatch.setattr("polytier.runs.estimate.seconds_a_step", lambda context: pytest.fail("timed"))
+    said = call("run", "local", "--data", "sentences:context=8", "--model", "gpt:layers=1,width=8", code=2).stderr
+    assert "this needs about" in said

@@ -114,8 +114,9 @@ def follow(loop: Loop, folder: Path | None, quiet: bool, as_json: bool, resumed:
 
 def announce(loop: Loop) -> None:
     """Print one line about the run before it starts."""
-    from polytier.runs.estimate import memory_bytes, seconds_a_round
+    from polytier.runs.estimate import check_memory, memory_bytes, seconds_a_round
 
+    check_memory(loop)  # a few steps are timed below
     topology, name = loop.context.topology, type(loop.algorithm).__name__
     teams = "".join(f" in {counted(topology.size(t), 'team')}" for t in range(topology.leaf - 1, 0, -1))
     who = f"{name}: {counted(topology.size(topology.leaf), 'device')}{teams}"

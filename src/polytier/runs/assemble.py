@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from polytier.data.batches import Batches, check_batch_size
+from polytier.data.batches import Batch, Batches, check_batch_size
 from polytier.data.federation import Federation
 from polytier.engines.build import make_engine
 from polytier.engines.process_settings import configure_process
@@ -48,12 +48,15 @@ from polytier.runs.model_specs import RULES, OneOrEach, completed, given_specs, 
 from polytier.runs.sample_check import check_kinds, check_tokens, predicts_outputs, try_loss_and_metrics
 from polytier.runs.spec import PYTHON, RunSpec, read_teams
 from polytier.stack.dropout import check_dropout
+from polytier.stack.held import bytes_per_sample, physical_memory
 from polytier.stack.objective import BATCHINGS, Objective, choose_batching
 from polytier.stack.optimizers import LocalOptimizer
 from polytier.tree.participation import Participation
 from polytier.tree.topology import Topology
 
 log = logging.getLogger("polytier")
+LARGE = 1 << 24  # parameters of a model from which the values on the way to a gradient may not fit into memory
+LEAST_TILE = 4  # devices in a tile of a large model
 
 
 @dataclass(frozen=True)
@@ -398,15 +401,25 @@ def make_objective(
     if tried is not None and samples:
         try_loss_and_metrics(objective, batches, tried)
     if spec.batching is None:
-        few = torch.arange(min(8, len(federation)))
         size = spec.batch_size if isinstance(spec.batch_size, int) else 32
-        choose_batching(objective, batches.walk(few, 0, 0, size).next(), spec.seed)
+        choose_batching(objective, batch_to_check(objective, batches, size), spec.seed)
         if objective.batching != "stacked":
             log.info(
                 "models are computed one by one (batching %s): together, they would differ in their last bits",
                 objective.batching,
             )
     return objective
+
+
+def batch_to_check(objective: Objective, batches: Batches, size: int) -> Batch:
+    """A batch of a few devices; of a large model at most a tile, with as many samples as half of the memory holds."""
+    few = torch.arange(min(8, len(batches.federation)))
+    if objective.dimension + objective.frozen_size > LARGE:
+        few, have = few[:LEAST_TILE], physical_memory()
+        one = batches.walk(few[:1], 0, 0, 1).next().groups[0]
+        each = len(few) * bytes_per_sample(objective, one.x[0], one.y[0])
+        size = size if have is None else min(size, max(1, have // 2 // max(1, each)))
+    return batches.walk(few, 0, 0, size).next()
 
 
 def join(algorithm: Algorithm, contexts: dict[str, Context]) -> Context:

@@ -105,7 +105,8 @@ def steps_a_round(loop: Loop) -> float | None:
 
 def seconds_a_step(context: Context) -> float:
     """Measured seconds of one step of one device in a tile: batch, gradient and update."""
-    rows = torch.arange(min(default_tile(context), len(context.batches.federation)))
+    tile = min(default_tile(context), engine_of(context).tiles[context.name])  # a smaller one takes less memory
+    rows = torch.arange(min(tile, len(context.batches.federation)))
     theta = context.objective.initial.to(context.objective.device).expand(len(rows), -1).clone()
     sizes = batch_sizes(context.batch_size, context.batches.federation.samples[rows], 0)
     walk = context.batches.walk(rows, 0, 0, sizes, shuffle=context.shuffle)

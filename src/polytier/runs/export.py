@@ -112,18 +112,23 @@ def export(run: Run, row: Tensor, target: Path, owner: str, form: str = "whole")
 
 def export_parameters(run: Run, row: Tensor, target: Path, owner: str, form: str) -> None:
     """Write the parameters of a model as .safetensors: all of them, or those that were trained."""
-    objective = run.context.objective
+    objective, module = run.context.objective, inner_module(run, row)
     if form == "parts":
         statistics = row[objective.dimension :]
         found = objective.parameters(row[: objective.dimension])
         found |= objective.statistics(statistics if len(statistics) else None)
     else:
-        found = whole_model(inner_module(run, row))
-    parts = {k: v.clone() for k, v in found.items()}
+        found = merged(module)
+    parts = {plain_name(module, k): v.clone() for k, v in found.items()}
     about = json.dumps(about_inputs(run.context.population))
-    write_bytes(target, pieces(parts, model=run.spec.model, of=owner, inputs=about))
+    write_bytes(target, pieces(parts, model=run.spec.model, of=owner, inputs=about, format="pt"))
     again = load_file(target)
     assert all(torch.equal(again[k], parts[k]) for k in parts)
+
+
+def plain_name(module: nn.Module, name: str) -> str:
+    """The name of a parameter of a run's module; in a model of Transformers, the one it has there."""
+    return name.removeprefix("model.") if isinstance(module, CausalLM) else name
 
 
 def inner_module(run: Run, row: Tensor) -> nn.Module:
@@ -143,7 +148,7 @@ def export_peft(run: Run, row: Tensor, target: Path) -> str:
     if target.exists():
         raise ValueError(f"{target} exists; name a new folder")
     wrapped = isinstance(module, CausalLM)
-    own = {name.removeprefix("model.") if wrapped else name: layer for name, layer in layers.items()}
+    own = {plain_name(module, name): layer for name, layer in layers.items()}
     path = run.spec.model.partition(":")[2] if wrapped else None
     about = {
         "peft_type": "LORA",
@@ -167,13 +172,6 @@ def export_peft(run: Run, row: Tensor, target: Path) -> str:
     write_text(target / "adapter_config.json", json.dumps(about, indent=2) + "\n")
     number = run.context.objective.dimension
     return f"the adapter, {number:,} numbers, as PEFT loads it; the base is {path or 'your model'}"
-
-
-def whole_model(module: nn.Module) -> dict[str, Tensor]:
-    """All parameters and buffers by name; what LoRA has learned is added to the weights of its layers."""
-    if any(isinstance(part, LoRA) for part in module.modules()):
-        return merged(module)
-    return {**{k: v.detach() for k, v in module.named_parameters()}, **dict(module.named_buffers())}
 
 
 def export_program(run: Run, row: Tensor, target: Path) -> None:
