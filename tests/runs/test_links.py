@@ -112,6 +112,7 @@ def joined(hub: LinkHub, keys: Path, *names: str) -> Iterator[Any]:
         counts = {name.partition("/")[2]: [4, 0, 1] for name in names}
         socket.send(encode(Message("ready", {}, {"counts": as_tensor(counts)})))
         until(lambda: set(counts) <= set(gate.counts))
+        gate.begin(gate.counts)
         gate.settle(those_counted(gate.tree, gate.counts), {"run": "r", "initial": {}})
         hub.send_worlds()
         assert received(socket).kind == "world"

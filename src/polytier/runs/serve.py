@@ -144,7 +144,7 @@ def run_server(
                         started(hub.address)
                     about = read_json(known) if known.exists() else first_facts(job, gate, stop)
                     changed = take_in(job, about, newcomers, folder)
-                    gate.counts = {name: about["counts"][name] for name in members(about["first"], changed)}
+                    gate.begin({name: about["counts"][name] for name in members(about["first"], changed)})
                     job = replace(job, scaling=about[SCALING])
                     found = lead(job, gate, hub, about, folder, lock, stop, vitals, roster)
                 finally:
