@@ -121,6 +121,23 @@ def joined(hub: LinkHub, keys: Path, *names: str) -> Iterator[Any]:
         yield socket
 
 
+def test_a_child_that_dials_while_the_run_begins_counts_its_samples_first(hub, keys, caplog):
+    gate = hub.gate
+    assert isinstance(gate, Admission)
+    with dial(hub, keys / "device-ann") as socket:
+        socket.send(encode(hello(["device/ann"])))
+        received(socket)
+        gate.begin({"ann": [4, 0, 1]})
+        gate.settle(those_counted(gate.tree, gate.counts), {"run": "r", "initial": {}})
+        hub.send_worlds()
+        socket.send(encode(Message("ready", {}, {"counts": as_tensor({"ann": [4, 0, 1]})})))
+        assert received(socket).kind == "world"
+        assert hub.present() == []
+        socket.send(encode(Message("ready")))
+        until(lambda: hub.present() == ["device/ann"])
+    assert not warnings(caplog)
+
+
 def greeted(hub: LinkHub, keys: Path) -> Message:
     with dial(hub, keys) as socket:
         socket.send(encode(hello(["device/ann"])))

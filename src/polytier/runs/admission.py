@@ -10,6 +10,7 @@ import torch
 
 from polytier.data.moments import Moments, merged, read_moments
 from polytier.engines.network.contents import Limits, as_tensor, from_tensor
+from polytier.engines.network.links import COUNTS
 from polytier.engines.network.message import Message, Refused
 from polytier.engines.network.parent import is_count
 from polytier.engines.network.relay import VIA
@@ -132,7 +133,7 @@ class Admission:
         return {address(roster, tier, spans[tier][0]) for tier in range(1, roster.leaf)}
 
     def ready(self, names: list[str], message: Message) -> None:
-        counts = from_tensor(message, "counts")
+        counts = from_tensor(message, COUNTS)
         below = {device for name in names for device in self._devices(name)}
         if not isinstance(counts, dict) or not set(counts) <= below:
             raise Refused("it counts samples of devices that are not below it")

@@ -22,7 +22,7 @@ from polytier.engines.exchange import Exchange
 from polytier.engines.network.contents import Limits, as_tensor, from_tensor
 from polytier.engines.network.health import Vitals, answering
 from polytier.engines.network.keys import certificate_name
-from polytier.engines.network.links import LinkHub
+from polytier.engines.network.links import COUNTS, LinkHub
 from polytier.engines.network.message import Message, Refused
 from polytier.engines.network.node import Node
 from polytier.engines.network.parent import Parent
@@ -132,7 +132,7 @@ class Child:
 
     def _ready(self, job: Job, counts: dict[str, list[int]], begun: bool) -> Message:
         """What is told of the samples below; `begun`: the scale of the inputs is known already."""
-        tensors = {"counts": as_tensor(counts)}
+        tensors = {COUNTS: as_tensor(counts)}
         if job.standardized and not begun:
             tensors["moments"] = torch.stack([torch.stack(found[1:]) for found in self.moments(counts)])
         return Message("ready", {}, tensors)
