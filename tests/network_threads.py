@@ -44,8 +44,12 @@ METHODS: dict[str, dict[str, Any]] = {  # those whose bits are compared over eac
     "scaffold": {"algorithm": "scaffold", "set": STEPS},
     "ditto": {"algorithm": "ditto", "set": STEPS},
 }
-OTHERS = sorted(set(ALGORITHMS) - {"oracle", "fc"} - {about["algorithm"] for about in METHODS.values()})
-NEEDED: dict[str, dict[str, Any]] = {"mfa-rand": METHODS["mfa-rr"], "validation": {"split": "3:1:1"}}
+OTHERS = sorted(set(ALGORITHMS) - {"oracle"} - {about["algorithm"] for about in METHODS.values()})
+NEEDED: dict[str, dict[str, Any]] = {
+    "mfa-rand": METHODS["mfa-rr"],
+    "validation": {"split": "3:1:1"},
+    "fc": {"set": {"nearest": 2}},
+}
 PARTS: dict[str, dict[str, Any]] = {
     "all": {},
     "half": {"team_participation": 0.5, "device_participation": 0.5},

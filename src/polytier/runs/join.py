@@ -38,7 +38,7 @@ from polytier.method.context import Context
 from polytier.method.execute import execute
 from polytier.models.trainable import digest
 from polytier.runs.admission import Admission, hello, own_address
-from polytier.runs.job import Job, check_code_names, job_of_parent
+from polytier.runs.job import Job, check_code, check_code_names, job_of_parent
 from polytier.runs.node_versions import warn_of_bits
 from polytier.runs.serve import LOOK, PROGRAMS, SCALING, await_children, gather
 from polytier.runs.write_tensors import pieces
@@ -125,6 +125,7 @@ class Child:
         trees = {name: read_tree(about["trees"][name]) for name in self.names}
         self.job = job_of_parent(about, next(iter(trees.values())))
         check_code_names(self.job, self.trust)
+        check_code(self.job)
         warn_of_bits(f"the parent at {self.uplink.parent}", about.get("versions", {}))
         self.limits = Limits.of(about["limits"])
         counts = self.counts(self.job, trees, about["counts"])
