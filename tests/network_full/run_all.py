@@ -215,7 +215,7 @@ class Federation:
             for name in filter(self.ended, self.names):
                 self.start(name)
         self.until(lambda: all(map(self.ended, self.names)), f"the end of all nodes, after {away} were away")
-        ended = {name: p.returncode for name, p in self.spaces.processes.items()}
+        ended = {name: self.spaces.processes[name].returncode for name in self.names}
         assert set(ended.values()) == {0}, ended
 
     def models(self, name: str) -> list[Path]:
@@ -389,7 +389,8 @@ def models(folder: Path) -> dict[str, Any]:
     for megabytes in (10, 100):
         place = folder / str(megabytes)
         place.mkdir()
-        shape, wait = (25_000 * megabytes // 10, 100), {"deadline": 120.0, "team_deadline": 300.0}
+        shape = (25_000 * megabytes // 10, 100)
+        wait: dict[str, Any] = {"deadline": 120.0, "team_deadline": 300.0}
         with Federation(place, 6, {}, (1, 2), shape, settings={"eval_every": 6}, **wait) as nodes:
             found[f"{megabytes}MB"] = nodes.timed(2)
             assert read_absences(nodes.out / FILE) == []
