@@ -46,6 +46,7 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results" / "network.json"
 PAGE, BEGIN, END = RESULTS.parents[1] / "deploy.md", "<!-- figures -->", "<!-- end of figures -->"
 PORT = 8750
 ROLES = ("device/d3", "team/t1", "server")
+FLOWER = "| Flower 1.41, the first run with nested apps | 13-20 | 16-19 | - | 3,200 |"  # from the trial of engines
 LIMIT = 600.0  # seconds until a part gives up
 
 
@@ -503,7 +504,24 @@ def table(known: dict[str, Any]) -> str:
             cpu = f"{found['parent_cpu_seconds']}, {found['child_cpu_seconds']}"
             memory = f"{found['parent_memory_of_message']}, {found['child_memory_of_message']} messages"
             lines.append(f"| {size.replace('MB', ' MB')} | {found['seconds']} | {cpu} | {memory} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *table_of_runs(known)])
+
+
+def table_of_runs(known: dict[str, Any]) -> list[str]:
+    """The lines of the table of runs; what has not been measured is left out."""
+    large = known.get("models", {})
+    runs = {
+        "2 teams of 2 devices, 10 team rounds": known.get("rounds"),
+        "10 teams of 20 devices behind gateways, 10 team rounds": known.get("fleet"),
+        "1 team of 2 devices, a model of 10 MB": large.get("10MB"),
+        "1 team of 2 devices, a model of 100 MB": large.get("100MB"),
+    }
+    lines = ["| run | processes | seconds per round | CPU seconds per round | memory, MB |", "|---|---|---|---|---|"]
+    for name, found in runs.items():
+        if found is not None:
+            columns = ("processes", "round_seconds", "cpu_seconds", "memory_mb")
+            lines.append(f"| {name} | {' | '.join(str(found.get(column, '-')) for column in columns)} |")
+    return [*lines, FLOWER]
 
 
 def write_table(known: dict[str, Any]) -> None:
