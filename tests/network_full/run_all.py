@@ -47,6 +47,7 @@ PAGE, BEGIN, END = RESULTS.parents[1] / "deploy.md", "<!-- figures -->", "<!-- e
 PORT = 8750
 ROLES = ("device/d3", "team/t1", "server")
 FLOWER = "| Flower 1.41, the first run with nested apps | 13-20 | 16-19 | - | 3,200 |"  # from the trial of engines
+PATIENCE = 30.0  # seconds that nodes may take to end after the server
 LIMIT = 600.0  # seconds until a part gives up
 
 
@@ -210,14 +211,19 @@ class Federation:
     def wait(self) -> None:
         """Wait until all nodes have ended; the server is started again for devices that were away at the end."""
         self.until(lambda: self.ended("server"), "the end of the server")
-        time.sleep(5.0)
-        away = [name for name in self.names if not self.ended(name) or not self.models(name)]
+        end = time.monotonic() + PATIENCE
+        while (away := self.away()) and time.monotonic() < end:
+            time.sleep(0.2)
         if away:
             for name in filter(self.ended, self.names):
                 self.start(name)
         self.until(lambda: all(map(self.ended, self.names)), f"the end of all nodes, after {away} were away")
         ended = {name: self.spaces.processes[name].returncode for name in self.names}
         assert set(ended.values()) == {0}, ended
+
+    def away(self) -> list[str]:
+        """The nodes that have not ended, or have no model."""
+        return [name for name in self.names if not self.ended(name) or not self.models(name)]
 
     def models(self, name: str) -> list[Path]:
         """What a node has kept at the end."""
