@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from brokers import Mosquitto
 from network_tree import data
-from polytier import Federation
+from polytier import Federation, Run
 from polytier.engines.network.absences import FILE, Absence, read_absences
 from polytier.engines.network.keys import enrol, make_authority
 from polytier.runs.job import Job, settle
@@ -174,6 +174,20 @@ class Processes:
         tier = "device" if kind == "personal" else "team"
         found = self.folder.glob(f"state/*/*/{tier}-*/models/{kind}.safetensors")
         return {path.parts[-3].partition("-")[2]: flat(path) for path in found}
+
+
+def same_models(processes: Processes, run: Run) -> None:
+    """Compare what the nodes kept with the models of a simulation, to the bit."""
+    parameters = run.context.objective.parameters
+    for kind, rows, names in (
+        ("global", run.rows("global"), ["server"]),
+        ("team", run.team, [] if run.team is None else run.team_ids),
+        ("personal", run.personal, run.device_ids),
+    ):
+        kept = processes.models(kind)
+        for row, name in zip([] if rows is None else rows, names, strict=True):
+            own = parameters(row.unsqueeze(0))
+            assert torch.equal(torch.cat([own[key].flatten() for key in sorted(own)]), kept[str(name)]), (kind, name)
 
 
 def flat(path: Path) -> torch.Tensor:

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("cryptography")
 
 from commands import call
-from polytier.runs.job import TEMPLATE, read_job
+from polytier.runs.job import TEMPLATE, check_code, read_job
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +30,20 @@ def test_an_example_is_written_and_settled(tmp_path):
     assert job.tree.names[2].tolist() == ["ann", "bob", "cleo", "dan"]
     call("federation", "init", "job.toml")
     assert tomllib.loads((tmp_path / "job.toml").read_text()) == settled
+
+
+def test_code_that_is_not_that_of_the_job_is_refused(tmp_path, monkeypatch):
+    code = "import torch\n\ndef make(shape, num_classes):\n    return torch.nn.Linear(shape[0], num_classes)\n"
+    (tmp_path / "own_model_of_a_job.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "job.toml").write_text(TEMPLATE.replace('"mclr"', '"own_model_of_a_job:make"'))
+    call("federation", "init", "job.toml")
+    job = read_job(tmp_path / "job.toml")
+    assert list(job.network["code"]) == ["own_model_of_a_job"]
+    check_code(job)
+    (tmp_path / "own_model_of_a_job.py").write_text(code + "# another version\n")
+    with pytest.raises(ValueError, match="install the same version"):
+        check_code(job)
 
 
 def test_a_method_without_teams_says_whom_devices_dial(tmp_path):

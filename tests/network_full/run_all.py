@@ -46,6 +46,8 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results" / "network.json"
 PAGE, BEGIN, END = RESULTS.parents[1] / "deploy.md", "<!-- figures -->", "<!-- end of figures -->"
 PORT = 8750
 ROLES = ("device/d3", "team/t1", "server")
+FLOWER = "| Flower 1.41, the first run with nested apps | 13-20 | 16-19 | - | 3,200 |"  # from the trial of engines
+PATIENCE = 30.0  # seconds that nodes may take to end after the server
 LIMIT = 600.0  # seconds until a part gives up
 
 
@@ -209,14 +211,19 @@ class Federation:
     def wait(self) -> None:
         """Wait until all nodes have ended; the server is started again for devices that were away at the end."""
         self.until(lambda: self.ended("server"), "the end of the server")
-        time.sleep(5.0)
-        away = [name for name in self.names if not self.ended(name) or not self.models(name)]
+        end = time.monotonic() + PATIENCE
+        while (away := self.away()) and time.monotonic() < end:
+            time.sleep(0.2)
         if away:
             for name in filter(self.ended, self.names):
                 self.start(name)
         self.until(lambda: all(map(self.ended, self.names)), f"the end of all nodes, after {away} were away")
-        ended = {name: p.returncode for name, p in self.spaces.processes.items()}
+        ended = {name: self.spaces.processes[name].returncode for name in self.names}
         assert set(ended.values()) == {0}, ended
+
+    def away(self) -> list[str]:
+        """The nodes that have not ended, or have no model."""
+        return [name for name in self.names if not self.ended(name) or not self.models(name)]
 
     def models(self, name: str) -> list[Path]:
         """What a node has kept at the end."""
@@ -389,7 +396,8 @@ def models(folder: Path) -> dict[str, Any]:
     for megabytes in (10, 100):
         place = folder / str(megabytes)
         place.mkdir()
-        shape, wait = (25_000 * megabytes // 10, 100), {"deadline": 120.0, "team_deadline": 300.0}
+        shape = (25_000 * megabytes // 10, 100)
+        wait: dict[str, Any] = {"deadline": 120.0, "team_deadline": 300.0}
         with Federation(place, 6, {}, (1, 2), shape, settings={"eval_every": 6}, **wait) as nodes:
             found[f"{megabytes}MB"] = nodes.timed(2)
             assert read_absences(nodes.out / FILE) == []
@@ -502,7 +510,24 @@ def table(known: dict[str, Any]) -> str:
             cpu = f"{found['parent_cpu_seconds']}, {found['child_cpu_seconds']}"
             memory = f"{found['parent_memory_of_message']}, {found['child_memory_of_message']} messages"
             lines.append(f"| {size.replace('MB', ' MB')} | {found['seconds']} | {cpu} | {memory} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *table_of_runs(known)])
+
+
+def table_of_runs(known: dict[str, Any]) -> list[str]:
+    """The lines of the table of runs; what has not been measured is left out."""
+    large = known.get("models", {})
+    runs = {
+        "2 teams of 2 devices, 10 team rounds": known.get("rounds"),
+        "10 teams of 20 devices behind gateways, 10 team rounds": known.get("fleet"),
+        "1 team of 2 devices, a model of 10 MB": large.get("10MB"),
+        "1 team of 2 devices, a model of 100 MB": large.get("100MB"),
+    }
+    lines = ["| run | processes | seconds per round | CPU seconds per round | memory, MB |", "|---|---|---|---|---|"]
+    for name, found in runs.items():
+        if found is not None:
+            columns = ("processes", "round_seconds", "cpu_seconds", "memory_mb")
+            lines.append(f"| {name} | {' | '.join(str(found.get(column, '-')) for column in columns)} |")
+    return [*lines, FLOWER]
 
 
 def write_table(known: dict[str, Any]) -> None:

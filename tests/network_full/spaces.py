@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-BRIDGE = "ptbr"  # the namespace of the switch
+PREFIX = f"pt{os.getpid()}-"  # of the namespaces of this process
+BRIDGE = f"{PREFIX}switch"
 FIRST_USER = 20000
 SOURCE = str(Path(__file__).parents[2] / "src")
 
@@ -29,10 +30,10 @@ def quiet(*words: str) -> bool:
 
 def allowed() -> bool:
     """Whether namespaces and links between them can be made here."""
-    if os.geteuid() != 0 or not quiet("ip", "netns", "add", "pttry"):
+    if os.geteuid() != 0 or not quiet("ip", "netns", "add", f"{PREFIX}try"):
         return False
-    works = quiet("ip", "-n", "pttry", "link", "add", "ve0", "type", "veth", "peer", "name", "ve1")
-    quiet("ip", "netns", "del", "pttry")
+    works = quiet("ip", "-n", f"{PREFIX}try", "link", "add", "ve0", "type", "veth", "peer", "name", "ve1")
+    quiet("ip", "netns", "del", f"{PREFIX}try")
     return works
 
 
@@ -63,7 +64,7 @@ class Spaces:
         quiet("ip", "-n", BRIDGE, "link", "add", "br0", "type", "bridge")
         quiet("ip", "-n", BRIDGE, "link", "set", "br0", "up")
         for name, k in self.number.items():
-            space = f"pt{k}"
+            space = f"{PREFIX}{k}"
             quiet("ip", "netns", "add", space)
             quiet("ip", "-n", space, "link", "add", "eth0", "type", "veth", "peer", "name", f"v{k}", "netns", BRIDGE)
             quiet("ip", "-n", BRIDGE, "link", "set", f"v{k}", "master", "br0", "up")
@@ -85,7 +86,7 @@ class Spaces:
         return False
 
     def _remove(self) -> None:
-        for space in (BRIDGE, *(f"pt{k}" for k in self.number.values())):
+        for space in (BRIDGE, *(f"{PREFIX}{k}" for k in self.number.values())):
             quiet("ip", "netns", "del", space)
 
     def home(self, name: str) -> Path:
@@ -105,7 +106,7 @@ class Spaces:
             self.home(name).chmod(0o700)
 
     def _prefix(self, name: str, drop: bool) -> list[str]:
-        words = ["ip", "netns", "exec", f"pt{self.number[name]}"] if self.real else []
+        words = ["ip", "netns", "exec", f"{PREFIX}{self.number[name]}"] if self.real else []
         if drop:
             user = str(FIRST_USER + self.number[name])
             words += ["setpriv", "--reuid", user, "--regid", user, "--clear-groups"]
@@ -147,7 +148,7 @@ class Spaces:
         """Give a node a slow cable (see `wire.py`); returns whether that is possible."""
         if not self.real or not Path("/dev/net/tun").exists():
             return False
-        space, ends = f"pt{self.number[name]}", ("ptwire0", "ptwire1")
+        space, ends = f"{PREFIX}{self.number[name]}", ("ptwire0", "ptwire1")
         self._wire = subprocess.Popen([sys.executable, "-m", "network_full.wire", *ends])
         while not all((Path("/sys/class/net") / end).exists() for end in ends):
             assert self._wire.poll() is None, "the cable cannot be made"

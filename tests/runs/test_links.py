@@ -112,12 +112,30 @@ def joined(hub: LinkHub, keys: Path, *names: str) -> Iterator[Any]:
         counts = {name.partition("/")[2]: [4, 0, 1] for name in names}
         socket.send(encode(Message("ready", {}, {"counts": as_tensor(counts)})))
         until(lambda: set(counts) <= set(gate.counts))
+        gate.begin(gate.counts)
         gate.settle(those_counted(gate.tree, gate.counts), {"run": "r", "initial": {}})
         hub.send_worlds()
         assert received(socket).kind == "world"
         socket.send(encode(Message("ready")))
         until(lambda: hub.link_of(names[0]))
         yield socket
+
+
+def test_a_child_that_dials_while_the_run_begins_counts_its_samples_first(hub, keys, caplog):
+    gate = hub.gate
+    assert isinstance(gate, Admission)
+    with dial(hub, keys / "device-ann") as socket:
+        socket.send(encode(hello(["device/ann"])))
+        received(socket)
+        gate.begin({"ann": [4, 0, 1]})
+        gate.settle(those_counted(gate.tree, gate.counts), {"run": "r", "initial": {}})
+        hub.send_worlds()
+        socket.send(encode(Message("ready", {}, {"counts": as_tensor({"ann": [4, 0, 1]})})))
+        assert received(socket).kind == "world"
+        assert hub.present() == []
+        socket.send(encode(Message("ready")))
+        until(lambda: hub.present() == ["device/ann"])
+    assert not warnings(caplog)
 
 
 def greeted(hub: LinkHub, keys: Path) -> Message:

@@ -14,8 +14,8 @@ pytest.importorskip("websockets")
 pytest.importorskip("paho.mqtt")
 
 from brokers import MISSING, MOSQUITTO
-from network_processes import Processes
-from polytier import Ditto, PerMFL, Run
+from network_processes import Processes, same_models
+from polytier import Ditto, PerMFL
 from polytier.engines.network.absences import read_absences
 from polytier.runs.load import load_run
 from polytier.runs.loop import make_loop
@@ -28,20 +28,6 @@ BROKER = pytest.mark.skipif(MOSQUITTO is None, reason=MISSING)
 NETWORKS = pytest.mark.parametrize("mqtt", [False, pytest.param(True, marks=BROKER)], ids=["websocket", "mqtt"])
 TEAMS = {"t0": ["d0", "d2"], "t1": ["d1", "d3"]}
 PERMFL: dict[str, Any] = {"algorithm": "permfl", "set": {"device_steps": 2, "team_rounds": 2}}
-
-
-def same_models(processes: Processes, run: Run) -> None:
-    """Compare what the nodes kept with the models of a simulation, to the bit."""
-    parameters = run.context.objective.parameters
-    for kind, rows, names in (
-        ("global", run.rows("global"), ["server"]),
-        ("team", run.team, [] if run.team is None else run.team_ids),
-        ("personal", run.personal, run.device_ids),
-    ):
-        kept = processes.models(kind)
-        for row, name in zip([] if rows is None else rows, names, strict=True):
-            own = parameters(row.unsqueeze(0))
-            assert torch.equal(torch.cat([own[key].flatten() for key in sorted(own)]), kept[str(name)]), (kind, name)
 
 
 @NETWORKS
@@ -123,7 +109,7 @@ def test_killed_processes_come_back_and_the_replay_has_the_same_bits(tmp_path, m
 
 
 def test_devices_join_and_leave_during_a_run_and_the_replay_has_the_same_bits(tmp_path):
-    settings: Any = {**PERMFL, "rounds": 60, "set": {"device_steps": 20, "team_rounds": 3}}
+    settings: Any = {**PERMFL, "rounds": 200, "eval_every": 20, "set": {"device_steps": 20, "team_rounds": 3}}
     with Processes(tmp_path, TEAMS, {}, **settings) as processes:
         change_roster(processes.file, "d3", None, there=False)
         processes.server()
@@ -189,3 +175,29 @@ def test_devices_of_a_flat_method_join_the_server_and_a_stranger_is_refused(tmp_
         processes.wait()
         after = processes.models("personal")
         assert all(torch.equal(after[name], row) for name, row in before.items())
+
+
+def test_a_team_that_comes_late_joins_with_its_devices(tmp_path):
+    settings: Any = {
+        **PERMFL,
+        "rounds": 200,
+        "eval_every": 20,
+        "set": {"device_steps": 20, "team_rounds": 3},
+        "standardize": True,
+    }
+    with Processes(tmp_path, TEAMS, {"wait": 0.5, "quorum": 0.4}, **settings) as processes:
+        processes.server()
+        processes.team("t0")
+        for name in TEAMS["t0"]:
+            processes.device(name)
+        processes.until(lambda: processes.rounds() > 0, "the first round")
+        processes.team("t1")
+        for name in TEAMS["t1"]:
+            processes.device(name)
+        processes.wait()
+        found = read_changes(processes.out / CHANGES)
+        assert sorted((change.action, change.device) for change in found) == [("joins", "d1"), ("joins", "d3")]
+        replay_run(processes.out, tmp_path / "data", tmp_path / "replayed")
+        run = load_run(tmp_path / "replayed", None, False)
+        assert run.device_ids.tolist() == ["d0", "d1", "d2", "d3"]
+        same_models(processes, run)

@@ -10,6 +10,7 @@ import torch
 
 from polytier.data.moments import Moments, merged, read_moments
 from polytier.engines.network.contents import Limits, as_tensor, from_tensor
+from polytier.engines.network.links import COUNTS
 from polytier.engines.network.message import Message, Refused
 from polytier.engines.network.parent import is_count
 from polytier.engines.network.relay import VIA
@@ -44,6 +45,7 @@ class Admission:
         self.counts: dict[str, list[int]] = {}  # samples by split, by the name of the device
         self.moments: dict[str, Moments] = {}  # of the samples below each child, if inputs are standardised
         self.newcomers: dict[str, list[int]] = {}  # the same of devices that came after the start
+        self.begun = False  # whether it is fixed who takes part
         self.settled: tuple[Topology, dict[str, Any]] | None = None
         self._lock = threading.Lock()
 
@@ -55,6 +57,15 @@ class Admission:
     def complete(self) -> bool:
         """Whether the sizes of all devices are known."""
         return len(self.counts) == self.tree.size(self.tree.leaf)
+
+    def begin(self, counts: Mapping[str, list[int]]) -> None:
+        """Fix who takes part, with their samples. Whoever else of the roster has come is a newcomer."""
+        with self._lock:
+            found = {**self.counts, **self.newcomers}
+            roster = {str(name) for name in self.tree.names[-1].tolist()}
+            self.newcomers.clear()  # a team's `Parent` has the same dictionary
+            self.newcomers |= {name: found[name] for name in found if name in roster and name not in counts}
+            self.counts, self.begun = dict(counts), True
 
     def settle(self, tree: Topology, about: dict[str, Any]) -> None:
         """Note the tree of the run; `about` is told to everybody."""
@@ -122,24 +133,23 @@ class Admission:
         return {address(roster, tier, spans[tier][0]) for tier in range(1, roster.leaf)}
 
     def ready(self, names: list[str], message: Message) -> None:
-        counts = from_tensor(message, "counts")
+        counts = from_tensor(message, COUNTS)
         below = {device for name in names for device in self._devices(name)}
         if not isinstance(counts, dict) or not set(counts) <= below:
             raise Refused("it counts samples of devices that are not below it")
         for device, count in counts.items():
             if not is_count(count):
                 raise Refused(f"the numbers of samples of device {device} are not possible")
-            if self.settled is not None and self.counts.get(device) not in (None, count):
-                raise Refused(
-                    f"device {device} has other numbers of samples than when the run started; restore its data"
-                )
-        if self.settled is not None:
-            self.newcomers |= {device: count for device, count in counts.items() if device not in self.counts}
-        else:
-            moments = self._moments(names, counts, message) if self.job.standardized else {}
-            with self._lock:
+        moments = self._moments(names, counts, message) if self.job.standardized and not self.begun else {}
+        with self._lock:
+            if not self.begun:
                 self.moments = {**self.moments, **moments}
                 self.counts = {**self.counts, **counts}
+                return
+            if changed := [d for d, count in counts.items() if self.counts.get(d) not in (None, count)]:
+                text = "device {} has other numbers of samples than when the run started; restore its data"
+                raise Refused(text.format(changed[0]))
+            self.newcomers |= {device: count for device, count in counts.items() if device not in self.counts}
 
     def _moments(self, names: list[str], counts: Mapping[str, list[int]], message: Message) -> dict[str, Moments]:
         """Mean and spread of the samples below each of these children."""

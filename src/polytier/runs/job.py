@@ -19,10 +19,14 @@ The keys of a run, and a table:
 
     [network.gateways]       # certificates that may speak for several devices
     lab = ["ann", "cleo"]
+
+    [network.code]           # written by `federation init`: the SHA-256 of each module of your own that the job names
+    my_models = "..."
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
@@ -43,9 +47,10 @@ from polytier.engines.network.parent import Patience
 from polytier.engines.network.rehearsal import made_up, pruned, rehearse
 from polytier.engines.network.world import without_samples
 from polytier.engines.protocol import EngineFactory
-from polytier.files.read import reading
+from polytier.files.read import digest_of, reading
 from polytier.files.write import write_text
 from polytier.method.algorithm import Algorithm
+from polytier.models.own_code import load
 from polytier.runs.assemble import Assembly, assemble
 from polytier.runs.methods import make_method, method_of
 from polytier.runs.model_specs import RULES, model_specs, own_fields
@@ -66,6 +71,7 @@ KEYS = {
     "teams": {},
     "devices": [],
     "gateways": {},
+    "code": {},
 }
 MOST_TRIED, WIDTH_TRIED = 256, 8  # a job with more devices is tried with so many children of each node
 DTYPES = {"float32": torch.float32, "uint8": torch.uint8, "int64": torch.int64}
@@ -317,6 +323,7 @@ def check_network(network: Mapping[str, Any], where: str) -> None:
         "quorum": (number(0, 1), "a share from 0 to 1"),
         "wait": (number(0, 1e7), "seconds; 0: until everybody is there"),
         "relay": (lambda v: type(v) is bool, "true or false"),
+        "code": (lambda v: isinstance(v, dict), "a table; `polytier federation init` writes it"),
     }
     for key, (fits, allowed) in rules.items():
         if not fits(network[key]):
@@ -406,6 +413,26 @@ def check_code_names(job: Job, trust: bool) -> None:
             )
 
 
+def code_digests(spec: RunSpec) -> dict[str, str]:
+    """SHA-256 of the source of each module of the user that a job names, by the module's name."""
+    found = {}
+    for key, name in named_code(spec.values()):
+        module = name.partition(":")[0]
+        if not (key == "model" and is_built_in(name)):
+            load(name)
+            file = sys.modules[module].__file__
+            found[module] = "" if file is None else digest_of(Path(file))
+    return found
+
+
+def check_code(job: Job) -> None:
+    """Raise an error if a module that the job names is another one here than where the job was settled."""
+    here = code_digests(job.spec) if job.network["code"] else {}
+    for module, wanted in job.network["code"].items():
+        if here.get(module) != wanted:
+            raise ValueError(f"{module} has other code here than when the job was settled; install the same version")
+
+
 # -- settling -----------------------------------------------------------------------------------------
 
 
@@ -421,10 +448,10 @@ def settle(path: Path) -> Job:
     assembly = job.assemble(tree, made_up(some, tree))
     try:
         rehearse(assembly.context, Exchange(assembly.codec, assembly.upload))
-        settled = Job(assembly.spec, job.network, job.roster)
+        settled = Job(assembly.spec, {**job.network, "code": code_digests(assembly.spec)}, job.roster)
     finally:
         assembly.close()
     computed = ("data", "workers", "tile", "engine", "on")
     values = {k: v for k, v in settled.spec.values().items() if k not in computed} | job.about_data
-    write_text(path, to_toml({**values, "network": {k: v for k, v in job.network.items() if v not in ({}, [])}}))
+    write_text(path, to_toml({**values, "network": {k: v for k, v in settled.network.items() if v not in ({}, [])}}))
     return read_job(path)

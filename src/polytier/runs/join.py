@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,7 +22,7 @@ from polytier.engines.exchange import Exchange
 from polytier.engines.network.contents import Limits, as_tensor, from_tensor
 from polytier.engines.network.health import Vitals, answering
 from polytier.engines.network.keys import certificate_name
-from polytier.engines.network.links import LinkHub
+from polytier.engines.network.links import COUNTS, LinkHub
 from polytier.engines.network.message import Message, Refused
 from polytier.engines.network.node import Node
 from polytier.engines.network.parent import Parent
@@ -37,9 +38,9 @@ from polytier.method.context import Context
 from polytier.method.execute import execute
 from polytier.models.trainable import digest
 from polytier.runs.admission import Admission, hello, own_address
-from polytier.runs.job import Job, check_code_names, job_of_parent
+from polytier.runs.job import Job, check_code, check_code_names, job_of_parent
 from polytier.runs.node_versions import warn_of_bits
-from polytier.runs.serve import PROGRAMS, SCALING, await_children, gather
+from polytier.runs.serve import LOOK, PROGRAMS, SCALING, await_children, gather
 from polytier.runs.write_tensors import pieces
 from polytier.tree.topology import Topology
 
@@ -124,13 +125,16 @@ class Child:
         trees = {name: read_tree(about["trees"][name]) for name in self.names}
         self.job = job_of_parent(about, next(iter(trees.values())))
         check_code_names(self.job, self.trust)
+        check_code(self.job)
         warn_of_bits(f"the parent at {self.uplink.parent}", about.get("versions", {}))
         self.limits = Limits.of(about["limits"])
         counts = self.counts(self.job, trees, about["counts"])
-        if counts is None:
-            return None
-        tensors = {"counts": as_tensor(counts)}
-        if self.job.standardized and not about["counts"]:
+        return None if counts is None else self._ready(self.job, counts, begun=bool(about["counts"]))
+
+    def _ready(self, job: Job, counts: dict[str, list[int]], begun: bool) -> Message:
+        """What is told of the samples below; `begun`: the scale of the inputs is known already."""
+        tensors = {COUNTS: as_tensor(counts)}
+        if job.standardized and not begun:
             tensors["moments"] = torch.stack([torch.stack(found[1:]) for found in self.moments(counts)])
         return Message("ready", {}, tensors)
 
@@ -303,13 +307,24 @@ class Team(Child):
         self.gate.job = job
         self.gate.change(tree)
         if known:
-            self.gate.counts = known
+            self.gate.begin(known)
             return known
         try:
             gather(self.gate, float(job.network["wait"]), job.patience.quorum, self._gone)
         except Stopped:
             return None
-        return self.gate.counts
+        told, asked = self.gate.counts, self._asked
+        if len(told) < tree.size(tree.leaf) and asked is not None:
+            threading.Thread(target=self._tell, args=(self.gate, asked, told), daemon=True).start()
+        return told
+
+    def _tell(self, gate: Admission, asked: tuple[int, Message], told: dict[str, list[int]]) -> None:
+        """Tell the parent which devices come after the first ones, until the run begins."""
+        while not gate.begun and not self.uplink.is_old(*asked):
+            if len(now := gate.counts) > len(told):
+                told = now
+                self.uplink.answer(asked[0], self._ready(gate.job, told, begun=False))
+            time.sleep(LOOK)
 
     def moments(self, counts: dict[str, list[int]]) -> list[Moments]:
         assert self.gate is not None
@@ -338,9 +353,8 @@ class Team(Child):
             part.engine = parent
         self.vitals.expected = tree.size(self.gate.tier + 1)
         self.nodes = {self.names[0]: self.make_node(self.names[0], context, exchange, about, parent)}
-        self.gate.counts = {**self.gate.counts, **world["counts"]}
-        late = {name: count for name, count in self.gate.newcomers.items() if name not in world["counts"]}
-        self.gate.newcomers = parent.newcomers = late
+        self.gate.begin(world["counts"])
+        parent.newcomers = self.gate.newcomers
         self.gate.settle(tree, {key: about.get(key) for key in ("run", "initial", SCALING)})
         hub.send_worlds()
         for name in set(hub.present()) - set(places(tree, self.gate.tier + 1)):

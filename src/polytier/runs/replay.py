@@ -34,13 +34,13 @@ def read_status(folder: Path) -> dict[str, Any]:
     if not (folder / NETWORK).is_file():
         raise ValueError(f"{folder} is no run folder of `polytier serve`; give the folder that its --out names")
     state = read_json(folder / STATE) if (folder / STATE).is_file() else {"state": "waiting", "round": 0}
-    present = read_json(folder / PRESENT)["present"] if (folder / PRESENT).is_file() else []
+    there = read_json(folder / PRESENT) if (folder / PRESENT).is_file() else {"present": [], "round": 0}
     counts = Counter(f"{line.tier}/{line.name}" for line in read_absences(folder / FILE))
     children = job_of_folder(folder).tree
     return {
         "state": state["state"],
-        "round": state["round"],
-        "present": present,
+        "round": max(state["round"], there["round"]),  # state.json has that of the start while the server runs
+        "present": there["present"],
         "children": children.size(1),
         "absences": dict(sorted(counts.items())),
     }

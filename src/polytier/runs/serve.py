@@ -37,7 +37,7 @@ from polytier.runs.callbacks import RunFolder
 from polytier.runs.divergence import measure_initial, measure_largest
 from polytier.runs.evaluate import measure, personal
 from polytier.runs.folder import check_free
-from polytier.runs.job import Job, make_job
+from polytier.runs.job import Job, check_code, make_job
 from polytier.runs.launch import advice
 from polytier.runs.loop import Loop
 from polytier.runs.model_specs import model_specs
@@ -125,6 +125,7 @@ def run_server(
     tls(keys, listens=True)
     if any(spec.batching is None for spec in model_specs(job.spec).values()):
         raise ValueError("the job is not settled; run `polytier federation init JOB.toml` first")
+    check_code(job)
     known = folder / NETWORK
     if not known.exists():
         check_free(folder)
@@ -144,7 +145,7 @@ def run_server(
                         started(hub.address)
                     about = read_json(known) if known.exists() else first_facts(job, gate, stop)
                     changed = take_in(job, about, newcomers, folder)
-                    gate.counts = {name: about["counts"][name] for name in members(about["first"], changed)}
+                    gate.begin({name: about["counts"][name] for name in members(about["first"], changed)})
                     job = replace(job, scaling=about[SCALING])
                     found = lead(job, gate, hub, about, folder, lock, stop, vitals, roster)
                 finally:

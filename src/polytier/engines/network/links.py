@@ -31,6 +31,7 @@ from polytier.engines.network.message import Message, Refused, buffers, decode
 log = logging.getLogger("polytier")
 FIRST_MESSAGE = 1 << 20  # largest hello in bytes
 OPEN = 10  # seconds for a handshake, and for a hello
+COUNTS = "counts"  # what a child says first when it is ready
 RETRY = (0.2, 5.0)  # seconds between attempts to dial, at first and at most
 
 
@@ -88,6 +89,7 @@ class Link:
     names: list[str]
     socket: Socket
     callable: bool = False  # whether the child is ready for calls
+    counted: bool = False  # whether it has told the sizes of its devices
     world_sent: bool = False
     cut: bool = False  # whether this side has closed it
     outbox: queue.SimpleQueue[list[memoryview] | None] = field(default_factory=queue.SimpleQueue)
@@ -215,7 +217,7 @@ class LinkHub:
 
     def _send_world(self, link: Link) -> None:
         with self._guard:
-            world = None if link.world_sent else self.gate.world(link.names)
+            world = self.gate.world(link.names) if link.counted and not link.world_sent else None
             link.world_sent = link.world_sent or world is not None
         if world is not None:
             link.send(world)
@@ -246,12 +248,15 @@ class LinkHub:
         """Take a message of a child that cannot be called yet."""
         if message.kind != "ready":
             raise Refused(f"it sends a message {message.kind} before it is ready")
-        if link.world_sent:
+        if COUNTS in message.tensors:  # a team may count again, when more of its devices have come
+            self.gate.ready(link.names, message)
+            link.counted = True
+            self._send_world(link)
+        elif link.world_sent:
             link.callable = True
             log.info("%s is ready", ", ".join(link.names[:5]), extra=event("ready", link.certificate))
         else:
-            self.gate.ready(link.names, message)
-            self._send_world(link)
+            raise Refused("it is ready, and does not count its samples")
 
     def _refuse(self, socket: Socket, link: Link | None, error: Refused) -> None:
         """Tell a child why its link is closed."""

@@ -7,6 +7,7 @@ certificates as over WebSocket: the broker sees who talks to whom and how much, 
 
     polytier/from/CHILD/up/PARENT/LINK      pieces of the TLS connection; an empty piece, also as last will, closes it
     polytier/from/PARENT/down/CHILD/LINK    the same in the other direction
+    polytier/from/NODE/alive                nobody reads it: the answer to a ping waits behind a large message
     polytier/from/PARENT/all                retained: who listens (a number chosen at its start); with "-" as last will
 """
 
@@ -35,7 +36,7 @@ from polytier.engines.network.websocket import split_address
 
 log = logging.getLogger("polytier")
 ROOT = "polytier/from"
-KEEPALIVE = 15  # seconds; a broker that hears nothing for one and a half times as long sends the last will
+KEEPALIVE = 45  # seconds; a broker that hears nothing for one and a half times as long sends the last will
 QOS = 1  # of who listens and of last wills
 PIECES = 0  # of pieces: one that is lost or comes twice ends the TLS connection, and the child dials again
 WINDOW = 8  # pieces of one link that wait to be written
@@ -107,7 +108,16 @@ class Broker:
         client.tls_insecure_set(True)  # the name in the certificate is checked below
         client.will_set(*will, qos=QOS, retain=True)
         client.on_socket_open = lambda c, u, s: no_delay(s)
-        client.on_message = lambda c, u, message: came(message.topic, message.payload)
+        alive, last = f"{ROOT}/{certificate_name(keys)}/alive", time.monotonic()
+
+        def on_message(_client: Any, _data: Any, message: Any) -> None:
+            nonlocal last
+            if time.monotonic() - last > KEEPALIVE / 3:  # so that no ping is needed while much comes in
+                last = time.monotonic()
+                client.publish(alive, b"", qos=PIECES)
+            came(message.topic, message.payload)
+
+        client.on_message = on_message
         client.on_connect = lambda c, u, flags, reason, properties: self._answered.put([reason])
         client.on_subscribe = lambda c, u, mid, reasons, properties: self._answered.put(reasons)
 
