@@ -78,17 +78,19 @@ def compared(name: str, data_dir: Path) -> dict[str, Any]:
     }
 
 
-def most_memory(paper: str, data_dir: Path) -> int:
-    """MiB that `polytier reproduce PAPER --scale full --dry-run` needs at most."""
+def dry_run(paper: str, data_dir: Path) -> dict[str, Any]:
+    """What the dry run of a paper at the full scale says in its last line, and the MiB that it needs at most."""
     command = [sys.executable, "-m", "polytier", "reproduce", paper, "--scale", "full", "--dry-run"]
     code = (
-        "import resource, subprocess, sys; subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True); "
-        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+        "import resource, subprocess, sys; "
+        "found = subprocess.run(sys.argv[1:], capture_output=True, text=True, check=True); "
+        "print(found.stdout.splitlines()[-1]); print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
     )
     found = subprocess.run(
         [sys.executable, "-c", code, *command, "--data-dir", str(data_dir)], capture_output=True, text=True, check=True
     )
-    return int(found.stdout) // 1024
+    says, kib = found.stdout.splitlines()
+    return {"says": says, "MiB": int(kib) // 1024}
 
 
 def main() -> None:
@@ -107,10 +109,11 @@ def main() -> None:
             subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
         )
         print(name, json.dumps(runs[name]), flush=True)
-    memory = {paper: most_memory(paper, given.data_dir) for paper in papers.PAPERS}
-    found = {"command": "python benchmarks/plan_estimates.py --data-dir DIR", **origin(), "runs": runs, "MiB": memory}
-    write_text(given.out, json.dumps(found, indent=1) + "\n")
-    print(memory)
+    found = {"command": "python benchmarks/plan_estimates.py --data-dir DIR", **origin(), "runs": runs, "dry runs": {}}
+    for paper in papers.PAPERS:
+        found["dry runs"][paper] = dry_run(paper, given.data_dir)
+        write_text(given.out, json.dumps(found, indent=1) + "\n")
+    print(found["dry runs"])
 
 
 if __name__ == "__main__":
