@@ -18,7 +18,8 @@ A table stands between two comments. The first one says what it shows:
     <!-- end -->
 
 Results at the full scale are docs/results/PAPER/RUN-SEED.json, one per finished run (`polytier reproduce --results`);
-at the quick scale they are docs/results/PAPER-quick.json, the file reproduction.json of `polytier reproduce PAPER`.
+at the quick scale they are docs/results/PAPER-quick*.json, files reproduction.json of `polytier reproduce PAPER`. The
+language item of cobo, which takes longest, has a file of its own.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def judged(paper: str, scale: str) -> dict[str, Any]:
         runs = stored_runs(RESULTS / paper, items, scale)
         found = [verdicts.judge(item, runs) for item in items]
     else:
-        path = RESULTS / f"{paper}-quick.json"
-        found = json.loads(path.read_text(encoding="utf-8"))["items"] if path.exists() else []
+        files = sorted(RESULTS.glob(f"{paper}-quick*.json"))
+        found = [item for path in files for item in json.loads(path.read_text(encoding="utf-8"))["items"]]
     columns = {item.name: item.columns for item in items}
     return {each["name"]: {**each, "columns": columns[each["name"]]} for each in found}
 
@@ -170,7 +171,10 @@ def rates(what: str) -> str:
 
 def estimates(what: str) -> str:
     """Estimates of dry runs beside short runs, or what the dry runs of the papers say and need."""
-    found = json.loads((RESULTS / "plan_estimates.json").read_text(encoding="utf-8"))
+    path = RESULTS / "plan_estimates.json"
+    if not path.exists():
+        return "\nNo stored result.\n"
+    found = json.loads(path.read_text(encoding="utf-8"))
     if what == "dry-runs":
         lines = [[paper, own["says"], f"{own['MiB']:,} MiB"] for paper, own in found["dry runs"].items()]
         return table(["paper, full scale", "last line of `--dry-run`", "memory"], lines)
