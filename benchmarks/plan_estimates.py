@@ -31,15 +31,15 @@ RUNS = {  # one for each model: paper, scale, name of the run
     "60-20-10, synthetic": ("permfl", "full", "permfl-synthetic-network"),
     "784-100-10, HierFAVG": ("sfedhp", "full", "hier-fedavg-mnist-dnn"),
     "784-500-200-10, FedAvg": ("sfedhp", "full", "fedavg-mnist-setting-1"),
-    "CNN of MNIST, FedAvg": ("permfl", "full", "fedavg-mnist-network"),
-    "CNN of FMNIST, FedAvg": ("permfl", "full", "fedavg-fmnist-network"),
-    "ResNet-9, Local": ("cobo", "full", "local-8"),
     "quadratic, MFA-RR": ("mfa", "full", "mfa-rr-tridiagonal-m2-e5-constant"),
     "mclr, synthetic, MFA-RR": ("mfa", "full", "mfa-rr-synthetic-a-m2"),
     "64-32-10, CoBo": ("cobo", "quick", "cobo-8"),
     "784-32-10, PerMFL": ("permfl", "quick", "permfl-mnist-network"),
+    "CNN of MNIST, FedAvg": ("permfl", "full", "fedavg-mnist-network"),
+    "CNN of FMNIST, FedAvg": ("permfl", "full", "fedavg-fmnist-network"),
+    "ResNet-9, Local": ("cobo", "full", "local-8"),
 }
-LEAST, MOST = 5.0, 200.0  # processor seconds of rounds that are measured, and of a single one
+LEAST, MOST = 2.0, 200.0  # processor seconds of rounds that are measured, and of a single one
 
 
 def measured(spec: Any) -> tuple[float, float]:
@@ -102,18 +102,17 @@ def main() -> None:
     if given.only:
         print(json.dumps(compared(given.only, given.data_dir)))
         return
-    runs = {}
-    for name in RUNS:  # each in a process of its own, so that none finds the graphs of another
-        command = [sys.executable, __file__, "--only", name, "--data-dir", str(given.data_dir)]
-        runs[name] = json.loads(
-            subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
-        )
-        print(name, json.dumps(runs[name]), flush=True)
-    found = {"command": "python benchmarks/plan_estimates.py --data-dir DIR", **origin(), "runs": runs, "dry runs": {}}
+    found: dict[str, Any] = {"command": "python benchmarks/plan_estimates.py --data-dir DIR", **origin()}
+    found |= {"dry runs": {}, "runs": {}}
     for paper in papers.PAPERS:
         found["dry runs"][paper] = dry_run(paper, given.data_dir)
         write_text(given.out, json.dumps(found, indent=1) + "\n")
-    print(found["dry runs"])
+    for name in RUNS:  # each in a process of its own, so that none finds the graphs of another
+        command = [sys.executable, __file__, "--only", name, "--data-dir", str(given.data_dir)]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        found["runs"][name] = json.loads(shown.splitlines()[-1])
+        write_text(given.out, json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
