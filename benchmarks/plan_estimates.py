@@ -31,15 +31,15 @@ RUNS = {  # one for each model: paper, scale, name of the run
     "60-20-10, synthetic": ("permfl", "full", "permfl-synthetic-network"),
     "784-100-10, HierFAVG": ("sfedhp", "full", "hier-fedavg-mnist-dnn"),
     "784-500-200-10, FedAvg": ("sfedhp", "full", "fedavg-mnist-setting-1"),
-    "CNN of MNIST, FedAvg": ("permfl", "full", "fedavg-mnist-network"),
-    "CNN of FMNIST, FedAvg": ("permfl", "full", "fedavg-fmnist-network"),
-    "ResNet-9, Local": ("cobo", "full", "local-8"),
     "quadratic, MFA-RR": ("mfa", "full", "mfa-rr-tridiagonal-m2-e5-constant"),
     "mclr, synthetic, MFA-RR": ("mfa", "full", "mfa-rr-synthetic-a-m2"),
     "64-32-10, CoBo": ("cobo", "quick", "cobo-8"),
     "784-32-10, PerMFL": ("permfl", "quick", "permfl-mnist-network"),
+    "CNN of MNIST, FedAvg": ("permfl", "full", "fedavg-mnist-network"),
+    "CNN of FMNIST, FedAvg": ("permfl", "full", "fedavg-fmnist-network"),
+    "ResNet-9, Local": ("cobo", "full", "local-8"),
 }
-LEAST, MOST = 5.0, 200.0  # processor seconds of rounds that are measured, and of a single one
+LEAST, MOST = 2.0, 200.0  # processor seconds of rounds that are measured, and of a single one
 
 
 def measured(spec: Any) -> tuple[float, float]:
@@ -78,17 +78,19 @@ def compared(name: str, data_dir: Path) -> dict[str, Any]:
     }
 
 
-def most_memory(paper: str, data_dir: Path) -> int:
-    """MiB that `polytier reproduce PAPER --scale full --dry-run` needs at most."""
+def dry_run(paper: str, data_dir: Path) -> dict[str, Any]:
+    """What the dry run of a paper at the full scale says in its last line, and the MiB that it needs at most."""
     command = [sys.executable, "-m", "polytier", "reproduce", paper, "--scale", "full", "--dry-run"]
     code = (
-        "import resource, subprocess, sys; subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True); "
-        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+        "import resource, subprocess, sys; "
+        "found = subprocess.run(sys.argv[1:], capture_output=True, text=True, check=True); "
+        "print(found.stdout.splitlines()[-1]); print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
     )
     found = subprocess.run(
         [sys.executable, "-c", code, *command, "--data-dir", str(data_dir)], capture_output=True, text=True, check=True
     )
-    return int(found.stdout) // 1024
+    says, kib = found.stdout.splitlines()
+    return {"says": says, "MiB": int(kib) // 1024}
 
 
 def main() -> None:
@@ -100,17 +102,17 @@ def main() -> None:
     if given.only:
         print(json.dumps(compared(given.only, given.data_dir)))
         return
-    runs = {}
+    found: dict[str, Any] = {"command": "python benchmarks/plan_estimates.py --data-dir DIR", **origin()}
+    found |= {"dry runs": {}, "runs": {}}
+    for paper in papers.PAPERS:
+        found["dry runs"][paper] = dry_run(paper, given.data_dir)
+        write_text(given.out, json.dumps(found, indent=1) + "\n")
     for name in RUNS:  # each in a process of its own, so that none finds the graphs of another
         command = [sys.executable, __file__, "--only", name, "--data-dir", str(given.data_dir)]
-        runs[name] = json.loads(
-            subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
-        )
-        print(name, json.dumps(runs[name]), flush=True)
-    memory = {paper: most_memory(paper, given.data_dir) for paper in papers.PAPERS}
-    found = {"command": "python benchmarks/plan_estimates.py --data-dir DIR", **origin(), "runs": runs, "MiB": memory}
-    write_text(given.out, json.dumps(found, indent=1) + "\n")
-    print(memory)
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        found["runs"][name] = json.loads(shown.splitlines()[-1])
+        write_text(given.out, json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -11,12 +11,15 @@ A table stands between two comments. The first one says what it shows:
     <!-- overview: permfl -->                        how many rows agree and claims hold, by item, at both scales
     <!-- sentences: permfl -->                      sentences of abstract and conclusions, with their state
     <!-- standing: all -->                          rows and claims of each paper at both scales
+    <!-- rates: bounds -->                          docs/results/theory_rates.json; also `samples`
+    <!-- estimates: runs -->                        docs/results/plan_estimates.json; also `dry-runs`
     <!-- origin: permfl -->                          commits, machines and hours of the runs
     <!-- picture: permfl/figure2 full TITLE -->      the chart of an item with this title, drawn to docs/images
     <!-- end -->
 
 Results at the full scale are docs/results/PAPER/RUN-SEED.json, one per finished run (`polytier reproduce --results`);
-at the quick scale they are docs/results/PAPER-quick.json, the file reproduction.json of `polytier reproduce PAPER`.
+at the quick scale they are docs/results/PAPER-quick*.json, files reproduction.json of `polytier reproduce PAPER`. The
+language item of cobo, which takes longest, has a file of its own.
 """
 
 from __future__ import annotations
@@ -41,9 +44,11 @@ from polytier.report.intervals import with_spread
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs/results"
 IMAGES = ROOT / "docs/images"
-PAGES = [ROOT / "docs/reproduction.md", *sorted((ROOT / "docs/papers").glob("*.md"))]
+PAGES = [ROOT / "docs/reproduction.md", ROOT / "docs/theory.md", *sorted((ROOT / "docs/papers").glob("*.md"))]
+HOW = ("estimate", "measured")
 BLOCK = re.compile(
-    r"<!-- (rows|claims|overview|sentences|standing|origin|picture): (.*?) -->\n.*?<!-- end -->", re.DOTALL
+    r"<!-- (rows|claims|overview|sentences|standing|rates|estimates|origin|picture): (.*?) -->\n.*?<!-- end -->",
+    re.DOTALL,
 )
 
 
@@ -60,8 +65,8 @@ def judged(paper: str, scale: str) -> dict[str, Any]:
         runs = stored_runs(RESULTS / paper, items, scale)
         found = [verdicts.judge(item, runs) for item in items]
     else:
-        path = RESULTS / f"{paper}-quick.json"
-        found = json.loads(path.read_text(encoding="utf-8"))["items"] if path.exists() else []
+        files = sorted(RESULTS.glob(f"{paper}-quick*.json"))
+        found = [item for path in files for item in json.loads(path.read_text(encoding="utf-8"))["items"]]
     columns = {item.name: item.columns for item in items}
     return {each["name"]: {**each, "columns": columns[each["name"]]} for each in found}
 
@@ -146,6 +151,43 @@ def theory_rates() -> dict[str, Any]:
     return json.loads((RESULTS / "theory_rates.json").read_text(encoding="utf-8"))
 
 
+def rates(what: str) -> str:
+    """Bounds of theorems beside runs, or the exponents of MFA-RR with different mini-batches."""
+    found = theory_rates()
+    if what == "samples":
+        lines = [
+            [name, f"{rate['mean']:.2f} ({rate['low']:.2f} to {rate['high']:.2f})", str(rate["seeds"])]
+            for name, rate in found["samples"].items()
+        ]
+        return table(["mini-batches", "exponent p of T^p", "models"], lines)
+    lines = []
+    for check in found["bounds"].values():
+        for model in check["models"]:
+            ends = [f"{model[key]:.3g}" for key in ("first", "last", "bound")]
+            kept = "never exceeded" if model["keeps"] else f"exceeded {model['worst']:.3g} times"
+            lines.append([f"`{check['command']}`", model["where"], model["what"].replace("|", "\\|"), *ends, kept])
+    return table(["command", "bound", "measured", "first", "last", "bound at the end", ""], lines)
+
+
+def estimates(what: str) -> str:
+    """Estimates of dry runs beside short runs, or what the dry runs of the papers say and need."""
+    path = RESULTS / "plan_estimates.json"
+    if not path.exists():
+        return "\nNo stored result.\n"
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if what == "dry-runs":
+        lines = [[paper, own["says"], f"{own['MiB']:,} MiB"] for paper, own in found["dry runs"].items()]
+        return table(["paper, full scale", "last line of `--dry-run`", "memory"], lines)
+    lines = [
+        [name, *(f"{own[part][how]:.3g}" for part in ("round", "evaluation") for how in HOW), f"{own['ratio']:.2f}"]
+        if "ratio" in own
+        else [name, own["reason"], "", "", "", ""]
+        for name, own in found["runs"].items()
+    ]
+    columns = (f"{part}, {how}" for part in ("round", "evaluation") for how in HOW)
+    return table(["model and method", *columns, "hours, estimate / measured"], lines)
+
+
 def standing(_: str) -> str:
     """Rows and claims of each paper at both scales."""
     lines = [[paper, *total(judged(paper, "quick")), *total(judged(paper, "full"))] for paper in papers.PAPERS]
@@ -218,6 +260,8 @@ MAKE = {
     "overview": overview,
     "sentences": sentences,
     "standing": standing,
+    "rates": rates,
+    "estimates": estimates,
     "origin": origin,
     "picture": picture,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -265,6 +266,23 @@ def test_steps_are_counted_for_methods_that_cannot_run_with_one_device():
     spec = check_spec({"algorithm": "demlearn", "data": "digits", "devices": 12, "set": fields})
     assert plan_cost.counts_on_stand_in(spec) == (12 * 5, 2)  # personal and global models
     assert plan_cost.evaluations(spec.replace(rounds=10, eval_every=4)) == 3  # rounds 4, 8 and 10
+
+
+def test_short_rounds_are_timed_as_a_whole_and_stand_ins_stay_small():
+    from polytier.runs.spec import check_spec
+    from polytier.studies import plan_cost
+
+    spec = check_spec({"algorithm": "cobo", "data": "digits", "devices": 8, "teams": 0, "batch_size": 32})
+    images = plan_cost.Sample((3, 32, 32), np.dtype(np.uint8), 10, number=60_000)
+    assert plan_cost.samples_each(spec, images, 8) == 7_500  # as many as a device of the run has
+    assert plan_cost.samples_each(spec, replace(images, number=10), 8) == 96  # three mini-batches
+    many = replace(images, number=10**9)
+    assert plan_cost.samples_each(spec, many, 8) * 8 * 3072 <= plan_cost.MOST_BYTES
+    digits = plan_cost.Sample((64,), np.dtype(np.float32), 10, number=1_797)
+    assert (plan_cost.seconds_of_round(spec, digits) or 0) > 0
+    assert plan_cost.seconds_of_round(spec.replace(devices=10_000), images) is None  # 3 GB of samples
+    assert plan_cost.sounds_alike(spec) == plan_cost.sounds_alike(spec.replace(set={"device_lr": 0.5}, rounds=7))
+    assert plan_cost.sounds_alike(spec) != plan_cost.sounds_alike(spec.replace(set={"sampling": "all"}))
 
 
 def test_sections_say_why_runs_are_missing_and_leave_out_empty_columns(small_paper):

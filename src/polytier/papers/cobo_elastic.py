@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from polytier.papers.claims import Finished, told
+from polytier.papers.claims import Finished, compare, told
 from polytier.papers.cobo_values import by_device
 from polytier.papers.plan import Claim, Item, PlannedRun, Reading, Row
 
@@ -64,7 +64,7 @@ def elastic(cobo: PlannedRun, local: PlannedRun, reduced: str, note: str) -> Ite
         notes=(
             note,
             "The paper states that CoBo is elastic and robust to stragglers, and has no experiment about it. "
-            f"Accuracies are those after the last round. No worse: less than {POINTS:g} points below, over all seeds.",
+            f"Accuracies are those after the last round. No worse: less than {POINTS:g} points below.",
             "A client that is absent trains nothing, is in no pair and pulls nobody; one that joins starts with the "
             "initial model and weights of one.",
         ),
@@ -111,6 +111,7 @@ def compared(text: str, clients: Sequence[str], run: PlannedRun, other: PlannedR
 
     def holds(finished: Finished) -> tuple[bool | None, str]:
         own, others = ([final(clients)([f])[0] or 0.0 for f in folders] for folders in finished)
-        return fmean(own) > fmean(others) + margin, told(["here", "compared with"], [own, others])
+        order = compare(own, [value + margin for value in others])
+        return None if order == 0 else order > 0, told(["here", "compared with"], [own, others])
 
     return Claim(text, (run, other), holds)
