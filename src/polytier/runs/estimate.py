@@ -34,7 +34,8 @@ PROCESS = 250 << 20  # bytes that Python, torch and this package take in every p
 
 def memory_bytes(loop: Loop) -> int:
     """Bytes of the processes, the data, one model per node, frozen parameters, and the gradients of a tile."""
-    processes = 1 + engine_of(loop.context).workers * (engine_of(loop.context).workers > 1)
+    engine = engine_of(loop.context)
+    processes = engine.workers + engine.remote  # this process is one of the workers, unless they are elsewhere
     return PROCESS * processes + sum(sum(memory_of(loop, context).values()) for context in loop.context.parts)
 
 
