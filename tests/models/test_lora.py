@@ -77,6 +77,15 @@ def test_a_shared_base_is_not_copied():
     assert model.body[1].weight.requires_grad  # type: ignore[union-attr, index]
 
 
+def test_with_workers_the_base_is_still_one_copy(federation):
+    with make_loop(FedAvg(0.1, 1), federation, "dnn:12", train=CHOICE, workers=2) as training:
+        module, objective = training.context.module, training.context.objective
+        assert module is not None
+        weight = module.get_parameter("body.1.weight")
+        assert weight.data_ptr() == objective.frozen["body.1.base.weight"].data_ptr()
+        assert torch.equal(weight, base().get_parameter("body.1.weight"))
+
+
 @pytest.mark.parametrize("choice", [CHOICE, DROPPED])
 @pytest.mark.parametrize("batching", ["stacked", "single", "eager"])
 def test_every_layout_has_the_same_bits(federation, batching, choice):

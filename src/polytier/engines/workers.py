@@ -362,7 +362,12 @@ def subfolder(folder: Path, number: int) -> Path:
 
 def share(context: Context, folder: Path) -> None:
     """Move data, frozen parameters and memory of a context into files that worker processes map."""
+    places = {p.data_ptr(): name for name, p in context.objective.frozen.items() if p.numel()}
     context.objective.share_frozen(folder)
+    frozen = context.objective.frozen
+    for parameter in () if context.module is None else context.module.parameters():
+        if parameter.data_ptr() in places:  # it shared the memory of a frozen one, of which there is a single copy
+            parameter.data = frozen[places[parameter.data_ptr()]].data
     federation = context.batches.federation
     x, y = (from_file(*as_file(getattr(federation, name), folder / name)) for name in ("x", "y"))
     context.batches.federation = replace(federation, x=x, y=y)
