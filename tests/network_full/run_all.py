@@ -294,10 +294,10 @@ def separate(folder: Path) -> dict[str, Any]:
         return {"namespaces": spaces.real, "users": spaces.users, "captured_bytes": len(seen)}
 
 
-def faults(folder: Path, mqtt: bool = False, number: int = 100) -> dict[str, Any]:
+def faults(folder: Path, mqtt: bool = False, number: int = 100, rounds: int = 2000) -> dict[str, Any]:
     """kill -9 and SIGSTOP of each role in mid-round, a link that is down for 30 s, then faults at random."""
     draw = random.Random(0)
-    with Federation(folder, 3000, {"device_steps": 40, "team_rounds": 2}, mqtt=mqtt) as nodes:
+    with Federation(folder, rounds, {"device_steps": 40, "team_rounds": 2}, mqtt=mqtt) as nodes:
         spaces, started = nodes.spaces, time.monotonic()
         nodes.start_all()
         nodes.until(lambda: nodes.done() > 1, "the first rounds")
