@@ -104,13 +104,13 @@ def main() -> None:
         return
     found: dict[str, Any] = {"command": "python benchmarks/plan_estimates.py --data-dir DIR", **origin()}
     found |= {"dry runs": {}, "runs": {}}
-    for paper in papers.PAPERS:
-        found["dry runs"][paper] = dry_run(paper, given.data_dir)
-        write_text(given.out, json.dumps(found, indent=1) + "\n")
     for name in RUNS:  # each in a process of its own, so that none finds the graphs of another
         command = [sys.executable, __file__, "--only", name, "--data-dir", str(given.data_dir)]
         shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         found["runs"][name] = json.loads(shown.splitlines()[-1])
+        write_text(given.out, json.dumps(found, indent=1) + "\n")
+    for paper in papers.PAPERS:
+        found["dry runs"][paper] = dry_run(paper, given.data_dir)
         write_text(given.out, json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
 
