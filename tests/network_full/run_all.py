@@ -470,7 +470,8 @@ def echo(keys: Path, address: str) -> dict[str, Any]:
         turn, message = came
         if message.kind != "call":
             base, cpu = peak(), time.process_time()
-            uplink.answer(turn, Message("ready", {}, {"counts": as_tensor({"ann": [4, 0, 1]})}))
+            counts = {"counts": as_tensor({"ann": [4, 0, 1]})} if message.kind == "welcome" else {}
+            uplink.answer(turn, Message("ready", {}, counts))
             continue
         size = message.tensors["x"].nbytes
         uplink.answer(turn, Message("answer", {"node": "device/ann", "number": 1}, message.tensors))

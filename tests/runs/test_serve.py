@@ -109,7 +109,7 @@ def test_killed_processes_come_back_and_the_replay_has_the_same_bits(tmp_path, m
 
 
 def test_devices_join_and_leave_during_a_run_and_the_replay_has_the_same_bits(tmp_path):
-    settings: Any = {**PERMFL, "rounds": 400, "eval_every": 100, "set": {"device_steps": 2, "team_rounds": 1}}
+    settings: Any = {**PERMFL, "rounds": 250, "eval_every": 100, "set": {"device_steps": 2, "team_rounds": 1}}
     with Processes(tmp_path, TEAMS, {}, **settings) as processes:
         change_roster(processes.file, "d3", None, there=False)
         processes.server()
@@ -180,7 +180,7 @@ def test_devices_of_a_flat_method_join_the_server_and_a_stranger_is_refused(tmp_
 def test_a_team_that_comes_late_joins_with_its_devices(tmp_path):
     settings: Any = {
         **PERMFL,
-        "rounds": 400,
+        "rounds": 250,
         "eval_every": 100,
         "set": {"device_steps": 2, "team_rounds": 1},
         "standardize": True,
