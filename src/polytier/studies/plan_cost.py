@@ -31,7 +31,7 @@ from polytier.runs.methods import method_of, wraps_others
 from polytier.runs.spec import RunSpec, read_teams
 from polytier.studies.run_queue import Task
 
-TIMED_DEVICES, FEW_DEVICES = 16, 2  # devices whose steps are timed; few if the model has more than LARGE parameters
+TIMED_DEVICES, FEW_DEVICES = 40, 2  # devices whose steps are timed; few if the model has more than LARGE parameters
 LARGE = 100_000
 TIMED_BATCH = 128  # the size of a batch that grows
 TIMED_STEPS = 4  # steps that are timed together
