@@ -6,6 +6,7 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from polytier.models.trainable import Trainable
 from polytier.papers import cobo_language as language
 from polytier.papers import items_of, verdicts
 from polytier.runs.loop import Loop
-from polytier.runs.spec import check_spec
+from polytier.runs.spec import RunSpec, check_spec
 from polytier.stack.objective import Objective
 from polytier.studies import plan_cost
 from polytier.tree.collaboration import FILE, Collaboration, save, when_kept
@@ -140,8 +141,14 @@ def test_a_dry_run_with_a_pretrained_model_times_single_samples(four_languages, 
     """A batch of the full scale would take more memory than there is."""
     data, model = four_languages
     sizes = []
-    real = plan_cost.seconds_a_step
-    monkeypatch.setattr(plan_cost, "seconds_a_step", lambda context: sizes.append(context.batch_size) or real(context))
+    real = plan_cost.assemble
+
+    def assemble(spec: RunSpec, **parts: Any) -> Any:
+        if spec.model.startswith("hf:"):  # other models stand in for this one to count steps
+            sizes.append(spec.batch_size)
+        return real(spec, **parts)
+
+    monkeypatch.setattr(plan_cost, "assemble", assemble)
     place = ["--scale", "full", "--model", model, "--data-dir", str(data)]
     shown = call("reproduce", "cobo/language", *place, "--only", "language-local", "--dry-run").stdout
     assert "no data" not in shown

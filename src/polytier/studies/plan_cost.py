@@ -208,7 +208,7 @@ def seconds_on_stand_in(spec: RunSpec, sample: Sample | str, devices: int = TIME
     devices = min(spec.devices or 40, devices)
     number, batches = samples_each(spec, sample, devices), 1
     plain = spec.replace(team_participation=1.0, device_participation=1.0, codec=None, upload=None)
-    if spec.model.startswith("hf:"):  # a batch may take more memory than there is: single samples are timed
+    if is_pretrained(spec):  # single samples are timed
         number, batches, plain = 3, batch_of(spec), plain.replace(batch_size=1)
     data = stand_in(devices, number, sample, 0)
     with Loop(assemble(plain, algorithm=FedAvg(device_steps=TIMED_STEPS), federation=data)) as loop:
@@ -222,12 +222,18 @@ def seconds_of_round(spec: RunSpec, sample: Sample | str) -> float | None:
     """Seconds of a round with all devices, on samples of the same form; None if they would need much memory."""
     assert not isinstance(sample, str)
     devices = spec.devices or 40
-    if sample.classes is None or devices * 3 * batch_of(spec) * np.prod(sample.shape) * 4 > MOST_BYTES:
+    needed = devices * 3 * batch_of(spec) * np.prod(sample.shape) * 4
+    if is_pretrained(spec) or sample.classes is None or needed > MOST_BYTES:
         return None
     data = stand_in(devices, samples_each(spec, sample, devices), sample, read_teams(spec.teams))
     with Loop(assemble(spec, algorithm=method_of(spec), federation=data)) as loop:
         models = 8 * 4 * loop.context.objective.dimension * devices  # rows, gradients and what a round makes of them
         return seconds_of(loop.step) if models <= MOST_BYTES else None
+
+
+def is_pretrained(spec: RunSpec) -> bool:
+    """Whether the model is pretrained: the gradient on a mini-batch may take more memory than there is."""
+    return spec.model.startswith("hf:")
 
 
 def samples_each(spec: RunSpec, sample: Sample, devices: int) -> int:
