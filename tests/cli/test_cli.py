@@ -355,7 +355,7 @@ def test_workers_change_no_bit(finished, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model", "advice"), [("mclr", "polytier data pack"), ("dnn:1000", "lower --tile or --workers")]
+    ("model", "advice"), [("mclr", "polytier data pack"), ("dnn:1000", "lower --tile, --workers or --micro-batch")]
 )
 def test_more_memory_than_there_is_is_refused(monkeypatch, tmp_path, model, advice):
     monkeypatch.setattr("polytier.runs.estimate.physical_memory", lambda: 100_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,11 @@ class Group:
         data = [None if t is None else moved(t, device) for t in (self.x, self.y, self.weight, self.key)]
         return Group(self.rows, *data)  # type: ignore[arg-type]
 
+    def part(self, start: int, end: int) -> Group:
+        """The samples start .. end - 1 of each device, with their weights in the whole."""
+        data = [None if t is None else t[:, start:end] for t in (self.x, self.y, self.weight, self.key)]
+        return Group(self.rows, *data)  # type: ignore[arg-type]
+
 
 def moved(values: Tensor, device: str) -> Tensor:
     """The values on another device."""
@@ -65,6 +71,12 @@ class Batch:
                 data = [None if t is None else t[k].clone() for t in (g.x, g.y, g.weight, g.key)]
                 return Batch([Group(slice(None), *data)], 1)  # type: ignore[arg-type]
         raise IndexError(i)
+
+    def pieces(self, size: int) -> Iterator[Batch]:
+        """The samples of each device, at most `size` at a time; the gradient is the sum of those of the pieces."""
+        for start in range(0, max(g.x.shape[1] for g in self.groups), size):
+            groups = [g.part(start, start + size) for g in self.groups if g.x.shape[1] > start]
+            yield Batch(groups, self.num_rows)
 
 
 def check_batch_size(rule: int | str) -> None:

@@ -72,6 +72,7 @@ class Scale:
     mix_every: int
     tune_steps: int
     train: str = "all"
+    micro_batch: int | None = None
     reduced: str = ""
     differs: str = ""
 
@@ -113,6 +114,7 @@ FULL = Scale(
     mix_every=4,
     tune_steps=50,
     train=LORA,
+    micro_batch=1,  # the gradient of 512 tokens of GPT-2 takes about 2 GB per client
 )
 PRETRAINED = (
     "The model and its tokenizer are those that `--model` names: the folder of GPT-2 (config.json, model.safetensors, "
@@ -200,6 +202,7 @@ class Plan:
             "rounds": size.rounds // steps,
             "eval_every": size.eval_every // steps,
             "set": self.fields(method),
+            **({} if size.micro_batch is None else {"micro_batch": size.micro_batch}),
         }
         return PlannedRun(f"language-{method}", settings, size.seeds)
 

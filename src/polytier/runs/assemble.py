@@ -393,6 +393,7 @@ def make_objective(
         seed=spec.seed,
         share=named,
         boundary=None if federation.origin is None else federation.origin.boundary,
+        micro_batch=spec.micro_batch,
     )
     batches = Batches(federation, spec.seed, objective.dtype, spec.on, bool(objective.dropouts))
     samples = len(federation.x) > 0  # the server of a network has none: its job was checked on made-up ones

@@ -48,7 +48,8 @@ def memory_of(loop: Loop, context: Context) -> dict[str, int]:
     sample = min(sample, int(federation.samples.max()))
     batch = sample * federation.x[0].numel()
     group = context.batches.whole(federation.samples.argmax().reshape(1), "train", 1).groups[0]
-    values = int(GAPS * bytes_per_sample(context.objective, group.x[0], group.y[0])) * sample
+    at_once = min(sample, context.objective.micro_batch or sample)
+    values = int(GAPS * bytes_per_sample(context.objective, group.x[0], group.y[0])) * at_once
     return {
         "data": federation.x.nbytes + federation.y.nbytes,
         "models": width * (context.objective.dimension * nodes + context.objective.frozen_size),
@@ -72,7 +73,7 @@ def check_memory(loop: Loop) -> None:
             advice = {
                 "data": ("data", "pack them (`polytier data pack`), which maps them"),
                 "models": ("models", "train fewer devices or a smaller model"),
-                "tiles": (tiles, "lower --tile or --workers"),
+                "tiles": (tiles, "lower --tile, --workers or --micro-batch"),
             }
             what, then = advice[max(need, key=need.__getitem__)]
             raise ValueError(

@@ -135,6 +135,7 @@ def load_model(
         trainable=Trainable.parse(spec.train),
         seed=spec.seed,
         share=spec.model != PYTHON,
+        micro_batch=spec.micro_batch,
     )
     check_frozen(objective, about["frozen"])
     ledger = Ledger(topology)

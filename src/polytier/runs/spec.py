@@ -231,6 +231,15 @@ class RunSpec(BaseModel):
         shown="found by a check at the start",
         per_model=True,
     )
+    micro_batch: int | None = setting(
+        None,
+        "samples of a device whose gradients are computed at once, then added up; takes less memory with large models",
+        "compute",
+        shown="the whole mini-batch",
+        per_model=True,
+        ge=1,
+        le=MOST,
+    )
     cache_features: bool = setting(
         False,
         "compute the outputs of frozen layers once and keep them in place of samples (with --train head, ...)",

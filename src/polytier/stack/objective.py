@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, reduce
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,8 @@ class Objective:
         share: whether frozen parameters use the memory of those of `module`, which must then not be changed (its
             parameters may be moved to other addresses).
         boundary: if it is given, inputs are features, and only the layers after this boundary are computed.
+        micro_batch: samples of a device whose gradients are computed at once and then added up; None: all of a batch.
+            A loss that a method brings along is always computed on all of them.
 
     Attributes:
         names: names of the parameters that train, in the order of the row.
@@ -68,7 +70,7 @@ class Objective:
         initial_statistics: [s] those of the module as it was given.
 
     Raises:
-        ValueError: the module has no parameters, or nothing would train.
+        ValueError: the module has no parameters, nothing would train, or BatchNorm layers train with `micro_batch`.
 
     Examples:
         >>> import torch
@@ -96,8 +98,9 @@ class Objective:
         seed: int = 0,
         share: bool = False,
         boundary: Boundary | None = None,
+        micro_batch: int | None = None,
     ) -> None:
-        self.boundary = boundary
+        self.boundary, self.micro_batch = boundary, micro_batch
         for parameter in module.parameters() if share else ():
             parameter.data = at_line(parameter.data)
         self.module = trainable.apply(module, seed, share).to(device=device, dtype=dtype)
@@ -118,6 +121,11 @@ class Objective:
         self._mask: Tensor | None = None  # [B] bool, the samples of a training step that count
         if self.norms and batching == "stacked":
             self.batching = "eager"
+        if self.norms and micro_batch:
+            raise ValueError(
+                f"micro_batch = {micro_batch}: the BatchNorm layers of this model need whole mini-batches; leave it "
+                "out, or freeze these layers (--train head or layers=PATTERN)"
+            )
         self.dropouts = key_dropouts(self.module)
         self.module.eval()  # in training mode other layers would draw from torch's global generator
         self.module.requires_grad_(False)
@@ -248,7 +256,11 @@ class Objective:
             extra: rows [n, ...] that are passed to `loss`.
             statistics: [n, s] the running statistics of each row, which are changed to those after this batch.
         """
-        found = self._stack("grad", theta, batch, loss, extra, statistics)
+        if self.micro_batch and loss is None:
+            pieces = (self._stack("grad", theta, piece, None, ()) for piece in batch.pieces(self.micro_batch))
+            found = reduce(Tensor.add_, pieces)
+        else:
+            found = self._stack("grad", theta, batch, loss, extra, statistics)
         return found.add_(theta, alpha=self.l2) if self.l2 and loss is None else found
 
     def grad_pieces(
@@ -260,7 +272,7 @@ class Objective:
             Which rows, and their columns from left to right (see `Piece`). They are new tensors, which may be written
             to; the rows `theta` may be changed as soon as their columns are used.
         """
-        if self.batching != "stacked":
+        if self.batching != "stacked" or self.micro_batch:
             whole: list[Piece] = [self.grad(theta, batch, statistics=statistics)]
             return iter([(slice(None), whole)])
         group = batch.groups[0]
