@@ -111,7 +111,7 @@ def test_flags_win_over_the_file(finished, tmp_path):
 
 
 def test_json_is_all_there_is_on_stdout(tmp_path):
-    result = call("run", "fedavg", "--rounds", 1, "--set", "device_steps=1", "--json")
+    result = call("run", "fedavg", "--rounds", 1, "--set", "device_steps=1", "--teams", 4, "--json")
     summary = json.loads(result.stdout)
     assert summary["team"] is None
     assert summary["best"]["round"] == 1

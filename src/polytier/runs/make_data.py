@@ -12,6 +12,7 @@ import numpy as np
 from polytier._text import finite, parse_text, whole
 from polytier.data.build import build_federation, is_npz, load_source
 from polytier.data.federation import Federation
+from polytier.data.own_npz import read_arrays
 from polytier.data.pack import is_stored
 from polytier.data.sources import GENERATED, default_dir
 from polytier.files.read import check_path
@@ -130,10 +131,7 @@ def names_teams(spec: RunSpec) -> bool:
     """Whether the user says which teams there are: in the settings, or in data of their own."""
     if spec.teams is not None or spec.team_column is not None or is_stored(spec.data):
         return True
-    if not is_npz(spec.data):
-        return False
-    with np.load(Path(spec.data).expanduser()) as file:
-        return "team" in file.files
+    return is_npz(spec.data) and "team" in read_arrays(Path(spec.data).expanduser(), (), ("team",))
 
 
 def make_topology(federation: Federation, teams: int | tuple[int, ...] | None) -> Topology | None:
