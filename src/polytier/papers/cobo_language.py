@@ -114,7 +114,7 @@ FULL = Scale(
     mix_every=4,
     tune_steps=50,
     train=LORA,
-    micro_batch=1,  # the gradient of 512 tokens of GPT-2 takes about 2 GB per client
+    micro_batch=1,  # by the estimate for SmolLM2, a sample of 512 tokens takes about 2 GB per client, a batch 400
 )
 PRETRAINED = (
     "The model and its tokenizer are those that `--model` names: the folder of GPT-2 (config.json, model.safetensors, "
